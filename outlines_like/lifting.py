@@ -1,0 +1,182 @@
+"""``vectorize`` and ``elemwise``: anything elementwise, over arrays of any shape."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar, overload
+
+from . import arrays, bridge, cache, frames
+from .arrays import Array
+from .calling import Options, Stream, Work, choose
+from .events import Elementwise, Layer, stack
+from .layers import batched
+from .occasions import scope
+from .running import each, in_lists
+from .signatures import bind, form_of
+from .targets import FunctionTarget, Given, Plan, Target, answered
+
+T = TypeVar("T")
+Fn = Callable[..., Any]
+Scalar = str | bytes | int | float | Mapping[str, Any] | None
+CONCURRENCY = 64  # threads or tasks for a lifted function, unless the caller says otherwise
+
+
+class Lifted(Generic[T]):
+    """A function lifted over arrays. See :func:`vectorize`."""
+
+    def __init__(self, target: Target, fn: Fn, options: Options, form: inspect.Signature | None = None) -> None:
+        functools.update_wrapper(self, fn, updated=())
+        self.target, self.fn = target, fn
+        self.options = options._replace(signature=options.signature or target.signature)
+        self.__signature__ = form or form_of(fn)
+
+    def _work(self, args: tuple[Any, ...], samples: int | None, kwargs: Mapping[str, Any], live: bool = False) -> Work:
+        """Check and take apart a call. Nothing runs yet."""
+        samples = counted(samples)
+        arguments = bind(self.__signature__, args, kwargs)
+        columns = [argument.value for argument in arguments if frames.is_series(argument.value)]
+        frames.check_labels(columns)
+        grid = arrays.flatten(arguments, self.options.signature, self.options.excluded)
+        terms = cache.terms(live=live, scope=scope())
+        rows = self.target.prepare(grid.calls, samples, terms)
+        return Work(answered(self.target.run), rows, grid, samples, self.options, columns)
+
+    @overload
+    def __call__(self, *args: Scalar, samples: None = None, **kwargs: Scalar) -> T: ...
+    @overload
+    def __call__(self, *args: Any, samples: int, **kwargs: Any) -> Array: ...
+    @overload
+    def __call__(self, first: Sequence[Any] | Array, /, *args: Any, samples: int | None = None, **kwargs: Any) -> Array: ...
+    @overload
+    def __call__(self, *args: Any, samples: int | None = None, **kwargs: Any) -> Any: ...
+    def __call__(self, *args: Any, samples: int | None = None, **kwargs: Any) -> Any:
+        """Answers in the shape of the arguments, with a trailing axis of ``samples`` if asked. Blocks until all are there."""
+        work = self._work(args, samples, kwargs)
+        return work.result(bridge.wait(work.values()) if work.rows else [])
+
+    async def acall(self, *args: Any, samples: int | None = None, **kwargs: Any) -> Any:
+        """The same, awaited. An async function runs in this loop."""
+        work = self._work(args, samples, kwargs)
+        return work.result(await work.values() if work.rows else [])
+
+    def stream(self, *args: Any, samples: int | None = None, **kwargs: Any) -> Stream[T]:
+        """Watch ``(index, value so far, done)`` as it comes."""
+        return Stream(lambda: self._work(args, samples, kwargs, live=True))
+
+    def plan(self, *args: Any, samples: int | None = None, **kwargs: Any) -> Plan:
+        """What the call would do. Nothing runs."""
+        work = self._work(args, samples, kwargs)
+        todo = [row for row in work.rows if not isinstance(row, Given)]
+        return self.target.preview(todo)._replace(rows=len(work.rows))
+
+    def layered(self, *layers: Layer) -> Lifted[T]:
+        """The same function with layers round it."""
+        return Lifted(self.target.layered(*layers), self.fn, self.options, self.__signature__)
+
+    def with_options(self, options: Options) -> Lifted[T]:
+        """The same function with other options."""
+        return Lifted(self.target, self.fn, options, self.__signature__)
+
+    def __get__(self, owner: object, kind: type | None = None) -> Lifted[T]:
+        return self if owner is None else lift(types.MethodType(self.fn, owner), self.options)
+
+    def __repr__(self) -> str:
+        return f"vectorize({getattr(self.fn, '__qualname__', self.fn)})"
+
+
+def counted(samples: Any) -> int | None:
+    """A number of samples, checked."""
+    if samples is None:
+        return None
+    if isinstance(samples, bool) or operator.index(samples) < 0:
+        raise ValueError(f"samples={samples!r}; give a number of samples, or None for one answer without an axis of its own")
+    return operator.index(samples)
+
+
+def lift(fn: Any, options: Options, concurrency: int | None = None) -> Lifted[Any]:
+    """A lifted function: of a lifted one with these options, of a target, or of a plain function."""
+    if isinstance(fn, Lifted):
+        return lift(fn.target, options, concurrency) if isinstance(fn.target, Target) and fn.fn is fn.target else fn.with_options(options)
+    if isinstance(fn, Target):
+        bounded = fn.layered(batched(by=family, concurrency=concurrency)) if concurrency else fn
+        return Lifted(bounded, fn, options)  # type: ignore[arg-type]
+    if not callable(fn):
+        raise TypeError(f"vectorize takes a model or a function, not {type(fn).__name__} {fn!r:.60}")
+    return Lifted(FunctionTarget(fn, each(fn, concurrency or CONCURRENCY)), fn, options)
+
+
+def family(row: Any) -> str:
+    """What rows that differ in the sample number alone have in common."""
+    return str(row.family)
+
+
+class Vectorize:
+    """Lift a model or a function of one element over arrays of any shape.
+
+    ``vectorize(fn)(*arrays, samples=None, **kwargs)`` broadcasts the arrays against each other, runs ``fn`` for every row,
+    many at a time, and gives the answers in the same shape, as an object array; with ``samples=n`` there is one more axis, of n
+    draws. Scalars give a scalar. A Series gives a Series under the same index. A missing first argument gives None.
+
+    Arguments: ``signature`` in NumPy's gufunc notation ("(m),()->()", or with names, "texts:(m), k:()->()") says which axes ``fn``
+    takes whole, as object arrays; ``excluded`` names arguments (or their positions) that are one element each;
+    ``concurrency`` bounds how many rows are under way (default 64; for a model, its own limit); ``on_error`` is "raise" (the other
+    rows finish first, then :class:`RowErrors`), "return" (the error stands in its cell) or "missing" (None does); with
+    ``fail_fast`` the first failure cancels the rest; ``progress`` is called with rows done and rows in all.
+
+    The result also has ``acall`` (awaited), ``stream`` (watched) and ``plan`` (what would be done).
+
+    >>> import outlines_like as ol
+    >>> ol.vectorize(lambda word, mark: word + mark)([["a"], ["b"]], ["!", "?"]).tolist()
+    [['a!', 'a?'], ['b!', 'b?']]
+    """
+
+    @overload
+    def __call__(self, fn: Lifted[T], **options: Any) -> Lifted[T]: ...
+    @overload
+    def __call__(self, fn: Callable[..., T], **options: Any) -> Lifted[T]: ...
+    @overload
+    def __call__(self, fn: Any, **options: Any) -> Lifted[Any]: ...
+    def __call__(self, fn: Any, *, concurrency: int | None = None, **options: Any) -> Lifted[Any]:
+        return lift(fn, choose(**options), concurrency)
+
+    def batched(self, fn: Fn, *, size: int = 32, concurrency: int = 1, **options: Any) -> Lifted[Any]:
+        """Lift a function from lists to a list: each of its arguments comes as a list of up to ``size`` values.
+
+        >>> import outlines_like as ol
+        >>> ol.vectorize.batched(lambda words: [w.upper() for w in words])(["a", "b"]).tolist()
+        ['A', 'B']
+        """
+        return Lifted(FunctionTarget(fn, in_lists(fn, size, concurrency)), fn, choose(**options))
+
+
+vectorize = Vectorize()
+
+
+def elemwise(fn: Fn | None = None, **options: Any) -> Any:
+    """:class:`vectorize <Vectorize>` as a decorator, with or without arguments.
+
+    >>> import outlines_like as ol
+    >>> @ol.elemwise
+    ... def shout(text):
+    ...     return text.upper()
+    >>> shout(["a", "b"]).tolist()
+    ['A', 'B']
+    """
+    if fn is None:
+        return functools.partial(elemwise, **options)
+    return vectorize(fn, **options)
+
+
+def through(f: Any, *layers: Layer) -> Any:
+    """``f`` with ``layers`` round it, innermost first: a lifted function, a model, or a bare backend.
+
+    >>> import outlines_like as ol
+    >>> model = ol.through(ol.models.fake(), ol.retried(3))
+    >>> model("hi")
+    'HI'
+    """
+    return f.layered(*layers) if isinstance(f, (Lifted, Target)) else stack(f, *layers)

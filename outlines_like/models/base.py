@@ -1,0 +1,189 @@
+"""A model: prompts in, text out, over arrays of any shape."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
+from functools import cached_property
+from typing import Any, overload
+
+from ..arrays import Array, Call, is_conversation, is_message
+from ..bridge import hosted
+from ..calling import Options, Stream
+from ..errors import PromptError
+from ..events import Bursts, Elementwise, Event, Failure, Layer, stack
+from ..layers import guarded
+from ..layers.caching import known
+from ..lifting import Lifted, Scalar
+from ..requests import Completion, Message, Request, Terms
+from ..signatures import parse
+from ..targets import Given, Plan, missing
+from .parameters import COMMON, Check, checked, form
+
+SIGNATURE = parse("prompt:(), stop:(m?) -> ()")
+View = Callable[[Completion], Any]
+
+
+def text_of(completion: Completion) -> str:
+    """What a model gives by default."""
+    return completion.text
+
+
+def whole(completion: Completion) -> Completion:
+    """What ``model.complete`` gives."""
+    return completion
+
+
+def viewed(view: View) -> Layer:
+    """Give of each completion what the caller asked for."""
+
+    def layer(run: Elementwise) -> Elementwise:
+        async def viewed_run(rows: Sequence[Any]) -> Bursts:
+            async with aclosing(run(rows)) as bursts:
+                async for burst in bursts:
+                    yield [Event(i, v if isinstance(v, Failure) else view(v), done) for i, v, done in burst]
+
+        return viewed_run
+
+    return layer
+
+
+class Model:
+    """A model over arrays: ``model("x")`` is a text, ``model(["a", "b"], samples=3)`` an array of shape (2, 3).
+
+    A prompt is a text or a conversation (a list of dicts with "role" and "content"). Keyword arguments are the sampling
+    parameters; each may be an array that broadcasts against the prompts. ``model.complete`` gives
+    :class:`Completion` records instead of texts.
+    """
+
+    signature = SIGNATURE
+
+    def __init__(
+        self,
+        name: str,
+        backend: Elementwise,
+        *,
+        endpoint: str,
+        defaults: Mapping[str, Any],
+        layers: Sequence[Layer] = (),
+        parameters: Mapping[str, Check] = COMMON,
+        view: View = text_of,
+    ) -> None:
+        self.name, self.endpoint, self.parameters, self.view = name, endpoint, parameters, view
+        self.backend, self.layers = backend, tuple(layers)
+        self.defaults = checked(defaults, parameters)
+        self.__signature__ = form(parameters)
+        self._run = stack(hosted(stack(backend, guarded, *layers)), viewed(view))
+
+    def run(self, rows: Sequence[Request], /) -> Bursts:
+        """Ask for all rows."""
+        return self._run(rows)
+
+    def prepare(self, calls: Sequence[Call], samples: int | None, terms: Terms) -> list[Any]:
+        """The requests of a call, in order. What is missing or not valid text is answered at once."""
+        rows: list[Any] = []
+        seen: Counter[str] = Counter()
+        last: tuple[Mapping[str, Any] | None, dict[str, Any]] = (None, {})
+        for call in calls:
+            if call.kwargs is not last[0]:
+                last = (call.kwargs, {**self.defaults, **checked(call.kwargs, self.parameters)})
+            rows += self._draws(call.args, last[1], samples, terms, seen)
+        return rows
+
+    def _draws(self, args: tuple[Any, ...], params: dict[str, Any], samples: int | None, terms: Terms, seen: Counter[str]) -> list[Any]:
+        """The samples of one prompt."""
+        count = 1 if samples is None else samples
+        if missing(args[0]):
+            return [Given(None)] * count
+        try:
+            first = Request(self.endpoint, self.name, prompt_of(args[0]), params, 0, 0, terms)
+            occurrence = seen[first.stem]
+        except PromptError as error:
+            return [Given(Failure(error))] * count
+        seen[first.stem] += 1
+        return [first.draw(occurrence, sample) for sample in range(count)]
+
+    def preview(self, rows: Sequence[Request]) -> Plan:
+        """How many rows are stored already, and how many calls the others take."""
+        keys = {row.key: row for row in rows}
+        stored = known(list(keys.values()))
+        todo = [row for key, row in keys.items() if key not in stored]
+        return Plan(len(rows), sum(row.key in stored for row in rows), len(keys), len({row.family for row in todo}))
+
+    def layered(self, *layers: Layer) -> Model:
+        """The same model with more layers round it."""
+        return self._with(layers=(*self.layers, *layers))
+
+    def _with(self, *, layers: Sequence[Layer] | None = None, view: View | None = None) -> Model:
+        return Model(
+            self.name,
+            self.backend,
+            endpoint=self.endpoint,
+            defaults=self.defaults,
+            layers=self.layers if layers is None else layers,
+            parameters=self.parameters,
+            view=view or self.view,
+        )
+
+    @cached_property
+    def _lifted(self) -> Lifted[str]:
+        return Lifted(self, self, Options())
+
+    @cached_property
+    def complete(self) -> Lifted[Completion]:
+        """The same model, giving :class:`Completion` records: text, finish_reason, usage, cached."""
+        other = self._with(view=whole)
+        return Lifted(other, other, Options())
+
+    @overload
+    def __call__(self, prompt: Scalar, *, samples: None = None, **params: Scalar) -> str: ...
+    @overload
+    def __call__(self, prompt: Any, *, samples: int, **params: Any) -> Array: ...
+    @overload
+    def __call__(self, prompt: Sequence[str] | Array, *, samples: int | None = None, **params: Any) -> Array: ...
+    @overload
+    def __call__(self, prompt: Any, *, samples: int | None = None, **params: Any) -> Any: ...
+    def __call__(self, prompt: Any, *, samples: int | None = None, **params: Any) -> Any:
+        """Answers in the shape of the prompts, with a trailing axis of ``samples`` if asked."""
+        return self._lifted(prompt, samples=samples, **params)
+
+    async def acall(self, prompt: Any, *, samples: int | None = None, **params: Any) -> Any:
+        """The same, awaited."""
+        return await self._lifted.acall(prompt, samples=samples, **params)
+
+    def stream(self, prompt: Any, *, samples: int | None = None, **params: Any) -> Stream[str]:
+        """Watch ``(index, text so far, done)`` as it comes."""
+        return self._lifted.stream(prompt, samples=samples, **params)
+
+    def plan(self, prompt: Any, *, samples: int | None = None, **params: Any) -> Plan:
+        """What a call would do: rows, cached, unique, calls."""
+        return self._lifted.plan(prompt, samples=samples, **params)
+
+    def __repr__(self) -> str:
+        return f"<model {self.name!r} at {self.endpoint}>"
+
+
+def prompt_of(value: Any) -> str | tuple[Message, ...]:
+    """A prompt, checked: text or a conversation."""
+    if isinstance(value, str):
+        return valid(value)
+    if is_conversation(value):
+        turns = tuple(Message.of(turn) for turn in value)
+        for turn in turns:
+            valid(turn.content if isinstance(turn.content, str) else "")
+        return turns
+    if is_message(value):
+        raise TypeError(f"a prompt is one message, {value!r:.80}; a conversation is a list of messages: put it in a list")
+    raise TypeError(f"a prompt is {type(value).__name__} {value!r:.80}; give text, or a conversation (a list of dicts with 'role' and 'content')")
+
+
+def valid(text: str) -> str:
+    """The text, if it is valid Unicode."""
+    try:
+        if not text.isascii():
+            text.encode()
+    except UnicodeEncodeError as error:
+        broken = text[error.start]
+        raise PromptError(f"the prompt has a lone surrogate {broken!r} at position {error.start}; it is not valid text") from None
+    return str(text)

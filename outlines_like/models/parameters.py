@@ -1,0 +1,100 @@
+"""What may be set on a model call, and how each setting is written canonically."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from ..signatures import nearest
+
+Check = Callable[[str, Any], Any]
+
+
+def integer(least: int) -> Check:
+    """A whole number of at least ``least``."""
+
+    def check(name: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{name}={value!r}; it takes a whole number of at least {least}")
+        return value
+
+    return check
+
+
+def number(least: float, most: float = float("inf")) -> Check:
+    """A number from ``least`` to ``most``."""
+
+    def check(name: str, value: Any) -> float | int:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+            raise ValueError(f"{name}={value!r}; it takes a number {f'of at least {least}' if most == float('inf') else f'from {least} to {most}'}")
+        return int(value) if value == int(value) else value
+
+    return check
+
+
+def stops(name: str, value: Any) -> list[str]:
+    """One stop string or several, in a fixed order. None at all is the same as not set."""
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, Iterable) or isinstance(value, (bytes, Mapping)):
+        raise TypeError(f"{name}={value!r}; it takes a string or a list of strings")
+    texts = sorted(value) if isinstance(value, (set, frozenset)) else list(value)
+    if any(not isinstance(text, str) for text in texts):
+        raise TypeError(f"{name}={texts!r}; it takes a string or a list of strings")
+    if "" in texts:
+        raise ValueError(f"{name}={texts!r} holds an empty string, which would stop every answer before it began; leave it out")
+    return texts
+
+
+def text(name: str, value: Any) -> str:
+    """A string."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name}={value!r}; it takes a string")
+    return value
+
+
+def plain(name: str, value: Any) -> Any:
+    """Anything that JSON can say, as it is."""
+    try:
+        msgspec.json.encode(value, order="deterministic")
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name}={value!r:.80}; it takes what JSON can say: {error}") from None
+    return value
+
+
+COMMON: Mapping[str, Check] = {
+    "max_tokens": integer(1),
+    "temperature": number(0),
+    "top_p": number(0, 1),
+    "top_k": integer(1),
+    "stop": stops,
+    "seed": integer(-(2**63)),
+}
+
+
+def checked(given: Mapping[str, Any], parameters: Mapping[str, Check]) -> dict[str, Any]:
+    """What was really set, canonically. None means not set."""
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in parameters:
+            near = nearest(name, parameters)
+            hint = f"did you mean {near!r}?" if near else f"it takes {', '.join(parameters)}"
+            raise TypeError(f"a model has no parameter {name!r}; {hint}")
+        value = native(value)
+        if value is not None and (value := parameters[name](name, value)) != []:
+            found[name] = value
+    return found
+
+
+def native(value: Any) -> Any:
+    """NumPy's scalars and arrays as Python's own numbers and lists."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def form(parameters: Mapping[str, Check]) -> inspect.Signature:
+    """How a model takes its arguments."""
+    prompt = inspect.Parameter("prompt", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return inspect.Signature([prompt, *(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in parameters)])

@@ -1,0 +1,289 @@
+"""What OpenAI-compatible servers answer, read into values. Pure: bytes in, values out."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from ..errors import ContentFilterError, MalformedError, ModelError, ServerError, TruncatedError, UnreachableError
+from ..events import Failure
+from ..requests import Completion, Usage
+from ..stops import cut, ended, met, safe
+from .refusals import excerpt, said_in
+
+Outcome = Completion | Failure
+LIMIT = 32 * 2**20  # decoded bytes of one answer, or of one event of a stream
+LENGTH = ("length", "max_tokens", "max_length", "model_length")
+BAD_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
+class TooLargeError(MalformedError):
+    """The answer is larger than any answer should be."""
+
+    retryable = False
+
+
+class ErrorObject(Exception):
+    """An error object where an answer was due."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+
+class Inflater:
+    """Undoes ``Content-Encoding``, never giving more than ``limit`` bytes in all."""
+
+    def __init__(self, encoding: str, limit: int = LIMIT) -> None:
+        self._left, self._zlib, self._zipped = limit, zlib.decompressobj(31), encoding in ("gzip", "x-gzip")
+        if not self._zipped and encoding not in ("", "identity"):
+            raise MalformedError(f"the answer is encoded as {excerpt(encoding)!r}, which was not asked for", retryable=False)
+
+    def feed(self, data: bytes) -> bytes:
+        """What ``data`` stands for."""
+        plain = b"".join(self._members(data)) if self._zipped else data
+        self._spend(0 if self._zipped else len(plain))
+        return plain
+
+    def _members(self, data: bytes) -> Iterator[bytes]:
+        while data:
+            if self._zlib.eof:
+                self._zlib = zlib.decompressobj(31)
+            part = self._zlib.decompress(data, self._left + 1)
+            self._spend(len(part))
+            yield part
+            data = self._zlib.unused_data or self._zlib.unconsumed_tail
+
+    def _spend(self, size: int) -> None:
+        self._left -= size
+        if self._left < 0:
+            raise TooLargeError("the answer is larger than the limit for one answer")
+
+    def finish(self) -> None:
+        """Raise if the end of the data is missing."""
+        if self._zipped and not self._zlib.eof:
+            raise UnreachableError("the compressed answer broke off")
+
+
+class Framer:
+    """Cuts a stream of server-sent events (WHATWG HTML 9.2), given as bytes, into their data."""
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self._limit, self._size = limit, 0
+        self._line: list[bytes] = []
+        self._data: list[bytes] = []
+        self._skip, self._first = False, True
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The data of every event that ``chunk`` completes."""
+        if self._skip and chunk.startswith(b"\n"):
+            chunk = chunk[1:]  # the other half of a CRLF that was split over two reads
+        if not chunk:
+            return []
+        self._skip = chunk.endswith(b"\r")
+        lines = chunk.splitlines()
+        rest = [] if chunk.endswith((b"\n", b"\r")) else [lines.pop()]
+        found = [data for line in self._whole(lines) if (data := self._hear(line)) is not None]
+        self._keep(rest)
+        return found
+
+    def finish(self) -> list[bytes]:
+        """The data of a last event whose closing blank line is missing."""
+        return self.feed(b"\n\n") if self._line or self._data else []
+
+    def _whole(self, lines: list[bytes]) -> Iterator[bytes]:
+        if lines:
+            yield b"".join([*self._line, lines[0]])
+            self._line = []
+        yield from lines[1:]
+
+    def _keep(self, rest: list[bytes]) -> None:
+        self._line += rest
+        self._size = sum(map(len, self._data)) + sum(map(len, self._line)) if not rest else self._size + len(rest[0])
+        if self._size > self._limit:
+            raise TooLargeError("an event of the stream is larger than the limit for one answer")
+
+    def _hear(self, line: bytes) -> bytes | None:
+        if self._first:
+            self._first, line = False, line.removeprefix(b"\xef\xbb\xbf")
+        if line:
+            name, _, value = line.partition(b":")
+            if name == b"data":
+                self._data.append(value.removeprefix(b" "))
+            return None
+        data, self._data = self._data, []
+        return b"\n".join(data) if data else None
+
+
+def decoded(body: bytes, content_type: str = "") -> dict[str, Any]:
+    """The JSON object in ``body``."""
+    try:
+        answer = msgspec.json.decode(body)
+    except BAD_JSON:
+        answer = None
+    if isinstance(answer, dict):
+        return answer
+    source = f" ({excerpt(content_type)})" if content_type else ""
+    raise MalformedError(f"the answer is not the JSON object it should be{source}: {excerpt(body[:4096].decode('utf-8', 'replace'))}")
+
+
+def answers(answer: dict[str, Any], stops: Sequence[str]) -> list[Outcome]:
+    """The outcome of every choice of a whole answer."""
+    choices = answer.get("choices")
+    if not isinstance(choices, list) or not choices:
+        raise ErrorObject(answer) if is_error(answer) else MalformedError("the answer holds no choices")
+    voices = [Voice().heard(choice, "message") for choice in choices]
+    return settled(voices, usage_of(answer), stops)
+
+
+def is_error(answer: dict[str, Any]) -> bool:
+    """Whether this is an error object."""
+    return bool(answer.get("error")) or answer.get("object") == "error" or ("detail" in answer and "choices" not in answer)
+
+
+def usage_of(answer: dict[str, Any]) -> Usage:
+    """The tokens that an answer says it took."""
+    told = answer.get("usage")
+    counts = told if isinstance(told, dict) else {}
+    read, written = (counts.get(name) for name in ("prompt_tokens", "completion_tokens"))
+    return Usage(read if isinstance(read, int) else 0, written if isinstance(written, int) else 0)
+
+
+def shares(usage: Usage, n: int) -> list[Usage]:
+    """The tokens of one request, shared out among its ``n`` answers so that their sum is what was paid.
+
+    >>> shares(Usage(7, 5), 2)
+    [Usage(prompt_tokens=7, completion_tokens=3), Usage(prompt_tokens=0, completion_tokens=2)]
+    """
+    each, more = divmod(usage.completion_tokens, n)
+    return [Usage(usage.prompt_tokens if i == 0 else 0, each + (i < more)) for i in range(n)]
+
+
+def settled(voices: Sequence[Voice], usage: Usage, stops: Sequence[str]) -> list[Outcome]:
+    """What each voice has come to."""
+    return [voice.outcome(share, stops) for voice, share in zip(voices, shares(usage, len(voices)), strict=True)]
+
+
+class Voice:
+    """One choice of an answer, as far as it was heard."""
+
+    def __init__(self) -> None:
+        self.text, self.shown, self.finish = "", 0, ""
+        self.spoke = self.thought = False
+        self.refusal, self.error = "", None
+
+    def heard(self, choice: Any, part: str) -> Voice:
+        """Add what a choice holds: under ``part`` ("message" or "delta") in chats, as text in completions."""
+        if not isinstance(choice, dict):
+            raise MalformedError("a choice of the answer is not an object")
+        said = choice.get(part)
+        said = said if isinstance(said, dict) else {}
+        self._hear_text(said["content"] if "content" in said else choice.get("text"))
+        self.thought |= any(said.get(name) for name in ("reasoning_content", "reasoning", "thinking"))
+        self.refusal += said["refusal"] if isinstance(said.get("refusal"), str) else ""
+        self.error = choice.get("error") or self.error
+        self.finish = str(choice.get("finish_reason") or self.finish)
+        return self
+
+    def _hear_text(self, content: Any) -> None:
+        text = joined(content)
+        self.spoke |= text is not None
+        self.text += text or ""
+
+    def stopped(self, stops: Sequence[str]) -> bool:
+        """Whether nothing that follows can change the answer."""
+        return bool(self.finish) or ended(self.text, stops)
+
+    def partial(self, stops: Sequence[str]) -> Completion | None:
+        """The answer so far, if there is more of it to show than before."""
+        text = safe(self.text, stops)
+        if len(text) <= self.shown:
+            return None
+        self.shown = len(text)
+        return Completion(text)
+
+    def outcome(self, usage: Usage, stops: Sequence[str]) -> Outcome:
+        """The answer, or why there is none."""
+        if met(self.text, stops) is not None:
+            return Completion(cut(self.text, stops), "stop", usage)
+        error = self._fault()
+        return Failure(error) if error else Completion(self.text, "length" if self.finish in LENGTH else "stop", usage)
+
+    def _fault(self) -> ModelError | None:
+        finish = self.finish.lower()
+        if finish == "content_filter" or (self.refusal and not self.text):
+            reason = excerpt(self.refusal) or "finish_reason is content_filter"
+            return ContentFilterError(f"the server withheld the answer: {reason}")
+        if self.error or finish == "error":
+            return ServerError(f"the server failed in the middle of an answer: {excerpt(said_in(self.error or '').text)}")
+        if finish in LENGTH and not self.text:
+            thought = ", all spent on reasoning" if self.thought else ""
+            return TruncatedError(f"the token limit was reached before there was an answer (finish_reason length{thought})")
+        if not self.spoke:
+            return MalformedError(f"the answer has no content (finish_reason {finish or 'missing'})", retryable=not finish.endswith("calls"))
+        return None
+
+
+def joined(content: Any) -> str | None:
+    """The text of a message's content, which may come in parts; None if there is none.
+
+    >>> joined([{"type": "text", "text": "a"}, {"type": "reasoning", "text": "hm"}, {"type": "text", "text": "b"}])
+    'ab'
+    """
+    if isinstance(content, list):
+        texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") in ("text", "output_text")]
+        return "".join(text for text in texts if isinstance(text, str)) if texts else None
+    return content if isinstance(content, str) else None
+
+
+class Telling:
+    """The choices of a streamed answer, told apart by index while they come."""
+
+    def __init__(self, asked: int, stops: Sequence[str]) -> None:
+        self._asked, self._stops = asked, stops
+        self._voices: dict[int, Voice] = {}
+        self._usage = Usage()
+        self.ended = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether every choice that was asked for has ended: all that may follow are counts."""
+        stopped = [voice.stopped(self._stops) for voice in self._voices.values()]
+        return len(stopped) == self._asked and all(stopped)
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether we end an answer that the server would go on with."""
+        return self.complete and not all(voice.finish for voice in self._voices.values())
+
+    def hear(self, datas: Iterable[bytes]) -> Iterator[tuple[int, Completion]]:
+        """The partial answers that events bring, each with the number of its choice."""
+        for data in datas:
+            if data.strip() == b"[DONE]":
+                self.ended = True
+                return
+            chunk = decoded(data)
+            if is_error(chunk):
+                raise ErrorObject(chunk)
+            self._usage = usage_of(chunk) if chunk.get("usage") else self._usage
+            yield from self._partials(chunk.get("choices") or [])
+
+    def _partials(self, choices: Any) -> Iterator[tuple[int, Completion]]:
+        for choice in choices if isinstance(choices, list) else []:
+            index = choice.get("index", 0) if isinstance(choice, dict) else 0
+            if not isinstance(index, int) or not 0 <= index < self._asked:
+                continue
+            voice = self._voices.setdefault(index, Voice())
+            if not voice.stopped(self._stops) and (shown := voice.heard(choice, "delta").partial(self._stops)):
+                yield index, shown
+
+    def outcomes(self, fault: ModelError) -> dict[int, Outcome]:
+        """What each choice has come to; those that have not ended, to ``fault``. Choices never heard of are left out."""
+        if not self._voices:
+            return {index: Failure(fault) for index in range(self._asked)}
+        heard = sorted(self._voices)
+        ends = settled([self._voices[index] for index in heard], self._usage, self._stops)
+        over = [self.ended or self._voices[index].stopped(self._stops) for index in heard]
+        return {index: end if done else Failure(fault) for index, end, done in zip(heard, ends, over, strict=True)}

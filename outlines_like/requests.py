@@ -1,0 +1,126 @@
+"""What is asked of a model and what it answers, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+VERSION = 1  # of the key's schema: raise it when equal keys would no longer mean equal answers
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One turn of a conversation. ``extra`` holds the fields that only some servers know."""
+
+    role: str
+    content: Any = None
+    extra: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, turn: Message | Mapping[str, Any]) -> Message:
+        """A message from a dict with ``role`` and ``content``, as chat servers write it."""
+        if isinstance(turn, Message):
+            return turn
+        rest = {name: value for name, value in turn.items() if name not in ("role", "content")}
+        return cls(turn["role"], turn.get("content"), rest)
+
+    def wire(self) -> dict[str, Any]:
+        """The dict that chat servers read."""
+        return {"role": self.role, "content": self.content, **self.extra}
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """On what terms a call is made: none of them changes what is asked.
+
+    ``store`` is the folder of stored answers (None: the default one), ``mode`` how it is used ("use", "refresh" or
+    "disabled"), ``live`` whether the caller watches partial answers. ``scope`` names the row of an outer lifted
+    function on whose behalf the call is made, so that every such row gets draws of its own.
+    """
+
+    store: str | None = None
+    mode: str = "use"
+    live: bool = False
+    scope: str = ""
+
+
+class Request(msgspec.Struct, frozen=True, dict=True):
+    """One model call. Equal requests are the same call.
+
+    ``endpoint`` says who answers (kind and address), ``prompt`` is raw text or a conversation, ``params`` what the
+    user set and nothing else. ``occurrence`` and ``sample`` number the draws: the how-manieth equal prompt of its
+    call, and the how-manieth sample of that.
+    """
+
+    endpoint: str
+    model: str
+    prompt: str | tuple[Message, ...]
+    params: dict[str, Any] = {}
+    occurrence: int = 0
+    sample: int = 0
+    terms: Terms = Terms()
+
+    @cached_property
+    def stem(self) -> str:
+        """A digest of everything that decides the answer, but for the number of the draw."""
+        return digest([VERSION, self.endpoint, self.model, self.prompt, self.params])
+
+    def draw(self, occurrence: int, sample: int) -> Request:
+        """The same request as another draw. Its digest is not computed again."""
+        other = Request(self.endpoint, self.model, self.prompt, self.params, occurrence, sample, self.terms)
+        other.__dict__["stem"] = self.stem
+        return other
+
+    @property
+    def family(self) -> str:
+        """What requests that differ in the sample number alone have in common."""
+        return f"{self.stem}-{self.terms.scope}-{self.occurrence}"
+
+    @cached_property
+    def key(self) -> str:
+        """The request's name in the store.
+
+        At temperature 0, set explicitly, every draw is the same one.
+        """
+        return self.stem if self.greedy else f"{self.family}-{self.sample}"
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the user asked for the likeliest answer."""
+        return self.params.get("temperature") == 0
+
+    @property
+    def text(self) -> str:
+        """The prompt's last words, for fakes and logs."""
+        return self.prompt if isinstance(self.prompt, str) else str(self.prompt[-1].content)
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens read and written for one answer."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """A model's answer, whole or so far.
+
+    ``finish_reason`` is None while it is under way, "stop" when the model ended or met a stop string, "length" when
+    the token limit cut it. ``cached`` says that it came from the store.
+    """
+
+    text: str
+    finish_reason: str | None = None
+    usage: Usage = Usage()
+    cached: bool = False
+
+
+def digest(value: Any) -> str:
+    """Canonical JSON, hashed (RFC 7693): equal values have equal digests in every process.
+
+    >>> digest({"b": 1, "a": 2}) == digest({"a": 2, "b": 1})
+    True
+    """
+    return blake2b(msgspec.json.encode(value, order="deterministic"), digest_size=16).hexdigest()

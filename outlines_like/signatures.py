@@ -1,0 +1,125 @@
+"""Signatures in NumPy's gufunc notation: which axes a function takes whole.
+
+Source: https://numpy.org/doc/stable/reference/c-api/generalized-ufuncs.html
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from .errors import SignatureError
+
+SLOT = re.compile(r"\s*(?:(?P<name>\w+)\s*:)?\s*\((?P<dims>[^()]*)\)\s*")
+DIM = re.compile(r"\w+\??")
+
+
+class Slot(NamedTuple):
+    """One argument or output: its name, if given, and the names of its core dimensions."""
+
+    name: str | None
+    dims: tuple[str, ...]
+
+
+class Signature(NamedTuple):
+    """What a signature text says."""
+
+    inputs: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]
+
+    def dims(self, name: str, position: int) -> tuple[str, ...]:
+        """The core dimensions of the argument ``name``, which is the ``position``-th."""
+        if any(slot.name for slot in self.inputs):
+            return next((slot.dims for slot in self.inputs if slot.name == name), ())
+        return self.inputs[position].dims if position < len(self.inputs) else ()
+
+
+def parse(text: str) -> Signature:
+    """Read a signature.
+
+    >>> parse("prompt:(), stop:(m) -> (s)").inputs
+    (Slot(name='prompt', dims=()), Slot(name='stop', dims=('m',)))
+
+    A dimension may be optional: for ``(m?)`` a scalar is taken as it is.
+    """
+    sides = text.split("->")
+    if len(sides) != 2:
+        raise SignatureError(f"signature {text!r} has {len(sides) - 1} arrows; write one, as in '(),(m)->(s)'")
+    return Signature(slots(sides[0], text), slots(sides[1], text))
+
+
+def slots(side: str, text: str) -> tuple[Slot, ...]:
+    """The slots of one side of a signature."""
+    found, position = [], 0
+    while match := SLOT.match(side, position):
+        found.append(Slot(match["name"], dims(match["dims"], text)))
+        position = match.end()
+        if not side.startswith(",", position):
+            break
+        position += 1
+    if position != len(side) or (side.strip() and side.rstrip().endswith(",")):
+        raise SignatureError(f"signature {text!r} can't be read at {side[position:]!r}; write it as in '(),(m)->(s)'")
+    return tuple(found)
+
+
+def dims(inside: str, text: str) -> tuple[str, ...]:
+    """The dimension names between two parentheses."""
+    names = tuple(name.strip() for name in inside.split(",")) if inside.strip() else ()
+    for name in names:
+        if not DIM.fullmatch(name):
+            raise SignatureError(f"signature {text!r} has a dimension {name!r}; a dimension is a word or a number")
+    return names
+
+
+class Argument(NamedTuple):
+    """One bound argument. ``keyword`` is None where it is passed by position."""
+
+    name: str
+    value: Any
+    keyword: str | None
+
+
+def bind(form: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Argument]:
+    """The arguments of a call in the order of the function's parameters; defaults that were left out stay out."""
+    try:
+        bound = form.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{error}{hint(form, kwargs)}") from None
+    positional = iter(bound.args)
+    found: list[Argument] = []
+    for name, value in bound.arguments.items():
+        kind = form.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            found += [Argument(name, next(positional), None) for _ in value]
+        elif kind is inspect.Parameter.VAR_KEYWORD:
+            found += [Argument(key, item, key) for key, item in value.items()]
+        elif name in bound.kwargs:
+            found.append(Argument(name, value, name))
+        else:
+            found.append(Argument(name, next(positional), None))
+    return found
+
+
+def hint(form: inspect.Signature, kwargs: Mapping[str, Any]) -> str:
+    """A word on misspelt keywords."""
+    for name in kwargs:
+        if name not in form.parameters and (near := nearest(name, form.parameters)):
+            return f"; did you mean {near!r}?"
+    return ""
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The most similar of ``names``."""
+    return next(iter(difflib.get_close_matches(name, list(names), 1)), None)
+
+
+def form_of(fn: Callable[..., Any]) -> inspect.Signature:
+    """How ``fn`` takes its arguments; anything goes where Python can't tell."""
+    try:
+        return inspect.signature(fn)
+    except (ValueError, TypeError):
+        anything = [inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL), inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)]
+        return inspect.Signature(anything)

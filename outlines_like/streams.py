@@ -1,0 +1,135 @@
+"""Machinery for streams of bursts. Nothing here knows about models."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import aclosing
+from itertools import islice
+from typing import Any, Self
+
+from .events import Burst, Bursts, Event
+
+SLACK = 4096  # events that a slow reader may fall behind before partial values are dropped
+
+
+class Mailbox:
+    """Bursts on their way to one reader, who may be slow.
+
+    All that has come is taken at once. When too much has, only the latest event of each row is kept: partial
+    values may be skipped, an answer never is. One loop owns a mailbox; posting and taking happen there.
+    """
+
+    def __init__(self) -> None:
+        self._events: Burst = []
+        self._bound = SLACK
+        self._news = asyncio.Event()
+        self._error: BaseException | None = None
+        self._closed = False
+
+    def post(self, burst: Burst) -> None:
+        """Add ``burst``; never blocks."""
+        self._events += burst
+        if len(self._events) > self._bound:
+            self._events = list({event.row: event for event in self._events}.values())
+            self._bound = 2 * len(self._events) + SLACK
+        self._news.set()
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Let the reader end, or fail with ``error``, once all is taken."""
+        self._error, self._closed = self._error or error, True
+        self._news.set()
+
+    async def take(self) -> Burst | None:
+        """All that has come, at least one event; None at the end."""
+        while not self._events and not self._closed:
+            self._news.clear()
+            await self._news.wait()
+        if self._events:
+            burst, self._events = self._events, []
+            return burst
+        if self._error is not None:
+            raise self._error
+        return None
+
+
+class Crew:
+    """Tasks with one owner. They post to a mailbox, which closes when the last has ended or the first has failed."""
+
+    def __init__(self, mailbox: Mailbox, works: Iterable[Coroutine[Any, Any, None]]) -> None:
+        self.mailbox = mailbox
+        self._tasks = [asyncio.ensure_future(work) for work in works]
+        self._left = len(self._tasks)
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
+        if not self._tasks:
+            mailbox.close()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._left -= 1
+        error = None if task.cancelled() else task.exception()
+        if error is not None or not self._left:
+            self.mailbox.close(error)
+
+    async def stop(self) -> None:
+        """End every task and wait until it has cleaned up."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def interleave(make: Callable[[Any], Bursts], items: Iterable[Any], limit: int) -> Bursts:
+    """The bursts of ``make(item)`` for every item as they come, at most ``limit`` of them under way.
+
+    A crew works through one shared iterator: thousands of items cost ``limit`` tasks.
+    """
+    mailbox, shared = Mailbox(), iter(items)
+    first = list(islice(shared, limit))
+
+    async def work(item: Any) -> None:
+        while True:
+            async with aclosing(make(item)) as bursts:
+                async for burst in bursts:
+                    mailbox.post(burst)
+            try:
+                item = next(shared)
+            except StopIteration:
+                return
+
+    crew = Crew(mailbox, [work(item) for item in first])
+    try:
+        while (burst := await mailbox.take()) is not None:
+            yield burst
+    finally:
+        await crew.stop()
+
+
+class Pump:
+    """A stream that a task of its own reads ahead, so that any thread or loop may take from it in turn."""
+
+    def __init__(self, bursts: Bursts) -> None:
+        self._mailbox = Mailbox()
+        self._crew = Crew(self._mailbox, [self._read(bursts)])
+
+    @classmethod
+    async def start(cls, bursts: Bursts) -> Self:
+        """A pump on the running loop."""
+        return cls(bursts)
+
+    async def _read(self, bursts: Bursts) -> None:
+        async with aclosing(bursts):
+            async for burst in bursts:
+                self._mailbox.post(burst)
+
+    async def take(self) -> Burst | None:
+        """All that has come; None at the end."""
+        return await self._mailbox.take()
+
+    async def stop(self) -> None:
+        """Close the stream."""
+        await self._crew.stop()
+
+
+def settled(burst: Burst) -> list[Event]:
+    """The answers in a burst, without partial values."""
+    return [event for event in burst if event.done]

@@ -1,0 +1,104 @@
+"""What can be lifted: something that makes rows of calls, and runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from .arrays import Call
+from .events import Bursts, Elementwise, Event, Layer, stack, subset
+from .occasions import Occasion
+from .requests import Terms
+from .signatures import Signature
+
+Fn = Callable[..., Any]
+
+
+class Given(NamedTuple):
+    """A row whose answer is known before anything runs."""
+
+    value: Any
+
+
+class Plan(NamedTuple):
+    """What a call would do: rows in all, answers in the store, different requests, and calls of the backend."""
+
+    rows: int
+    cached: int
+    unique: int
+    calls: int
+
+
+@runtime_checkable
+class Target(Protocol):
+    """Something that can be lifted. ``signature`` says which axes it takes whole, None for single cells."""
+
+    @property
+    def signature(self) -> Signature | None:
+        """Which axes it takes whole."""
+
+    def prepare(self, calls: Sequence[Call], samples: int | None, terms: Terms) -> list[Any]:
+        """The rows to run, the samples of a call side by side."""
+
+    def run(self, rows: Sequence[Any], /) -> Bursts:
+        """Run them."""
+
+    def preview(self, rows: Sequence[Any]) -> Plan:
+        """What running them would do."""
+
+    def layered(self, *layers: Layer) -> Target:
+        """The same, with layers round it."""
+
+
+@dataclass(frozen=True)
+class FunctionTarget:
+    """A Python function and the backend that runs it."""
+
+    fn: Fn
+    backend: Elementwise
+    signature: Signature | None = None
+
+    def prepare(self, calls: Sequence[Call], samples: int | None, terms: Terms) -> list[Any]:
+        """One row for each call and sample; a call without a first argument is answered with None."""
+        rows = Occasion(self.fn, calls, samples, terms).rows()
+        return [Given(None) if arguments_missing(row.args, row.kwargs) else row for row in rows]
+
+    def run(self, rows: Sequence[Any], /) -> Bursts:
+        """Call the function."""
+        return self.backend(rows)
+
+    def preview(self, rows: Sequence[Any]) -> Plan:
+        """One call a row."""
+        return Plan(len(rows), 0, len(rows), len(rows))
+
+    def layered(self, *layers: Layer) -> FunctionTarget:
+        """The same function with layers round it."""
+        return replace(self, backend=stack(self.backend, *layers))
+
+
+def arguments_missing(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the first argument is missing."""
+    return missing(args[0]) if args else bool(kwargs) and missing(next(iter(kwargs.values())))
+
+
+def missing(value: Any) -> bool:
+    """Whether a cell holds nothing: None, NaN, NaT or pandas' NA."""
+    return value is None or (isinstance(value, float) and value != value) or type(value).__name__ in ("NAType", "NaTType")
+
+
+def answered(run: Elementwise) -> Elementwise:
+    """Tell the answers that are given at once, and run the other rows."""
+
+    async def answered_run(rows: Sequence[Any]) -> Bursts:
+        given = [Event(i, row.value) for i, row in enumerate(rows) if isinstance(row, Given)]
+        if given:
+            yield given
+        todo = [i for i, row in enumerate(rows) if not isinstance(row, Given)] if given else range(len(rows))
+        if todo:
+            async with aclosing(subset(run, rows, todo) if given else run(rows)) as bursts:
+                async for burst in bursts:
+                    yield burst
+
+    return answered_run

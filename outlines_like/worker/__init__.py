@@ -1,0 +1,1 @@
+"""The child process that holds a Hugging Face model. Only ``wire`` is for the parent too; the rest needs torch."""

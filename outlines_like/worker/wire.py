@@ -1,0 +1,87 @@
+"""What a parent and its worker say to each other: msgpack in frames, each led by its length.
+
+Nothing but plain data crosses, so no answer, however odd, can break the other side.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgspec
+
+from ..requests import Completion, Message
+
+LENGTH = struct.Struct("!Q")
+
+
+class Setup(msgspec.Struct, frozen=True, tag=True):
+    """The parent's first word: what to load, and how."""
+
+    path: str
+    device: str
+    dtype: str
+    raw: bool
+    workers: int
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """One row: ``key`` names its random stream, ``live`` asks for its text while it grows."""
+
+    id: int
+    prompt: str | tuple[Message, ...]
+    params: dict[str, Any]
+    key: str
+    live: bool
+
+
+class Rows(msgspec.Struct, frozen=True, tag=True):
+    """Rows to answer; each is an encoded ``Ask``."""
+
+    rows: list[msgspec.Raw]
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """Rows that nobody waits for any more."""
+
+    ids: list[int]
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The worker's first word: the model is loaded."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A row's text so far; a completion with a finish reason is its last."""
+
+    id: int
+    completion: Completion
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """A row that can't be answered. ``kind`` is the name of one of our errors."""
+
+    id: int
+    kind: str
+    message: str
+
+
+class News(msgspec.Struct, frozen=True, tag=True):
+    """What one step of the engine brought."""
+
+    answers: list[Answer] = []
+    faults: list[Fault] = []
+
+
+Order = Setup | Rows | Cancel
+Report = Ready | News
+order_of = msgspec.msgpack.Decoder(Order).decode
+report_of = msgspec.msgpack.Decoder(Report).decode
+ask_of = msgspec.msgpack.Decoder(Ask).decode
+pack = msgspec.msgpack.Encoder().encode
+
+
+def frame(message: Order | Report) -> bytes:
+    """A message as it travels."""
+    body = pack(message)
+    return LENGTH.pack(len(body)) + body
