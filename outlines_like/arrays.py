@@ -56,9 +56,9 @@ def is_conversation(value: Any) -> bool:
 
 def is_array(value: Any) -> bool:
     """Whether ``value`` is mapped over. All else is one element."""
-    if isinstance(value, Leaf):
-        return False
-    return isinstance(value, (list, tuple, range, np.ndarray)) and not is_conversation(value) or frames.is_series(value)
+    if isinstance(value, (list, tuple, range)):
+        return not isinstance(value, Leaf) and not is_conversation(value)
+    return isinstance(value, np.ndarray) or frames.is_series(value)
 
 
 def cells(value: Any) -> Array:
@@ -132,7 +132,7 @@ def check_count(arguments: Sequence[Argument], signature: Signature | None) -> N
         return
     given = sum(argument.keyword is None for argument in arguments)
     if given > len(signature.inputs):
-        raise TypeError(f"wrong number of positional arguments: the signature lists {len(signature.inputs)}, the call has {given}")
+        raise TypeError(f"wrong number of positional arguments: {given} for a signature of {len(signature.inputs)}")
 
 
 def fold(column: Array, dims: tuple[str, ...], core: dict[str, int], name: str) -> Array:
@@ -205,11 +205,11 @@ def core_sizes(parts: Sequence[Array], dims: tuple[str, ...], core: dict[str, in
     known = dict(core)
     for part in parts:
         if part.ndim != len(dims):
-            raise SignatureError(f"the function returned shape {part.shape} where its signature says {len(dims)} dimensions {dims}")
+            raise SignatureError(f"the function returned shape {part.shape}; its signature says {len(dims)} dimensions {dims}")
         for dim, size in zip(dims, part.shape, strict=True):
             wanted = int(dim) if dim.isdigit() else known.setdefault(dim, size)
             if wanted != size:
-                raise SignatureError(f"the function returned size {size} in core dimension {dim!r}, which has size {wanted} elsewhere")
+                raise SignatureError(f"the function returned size {size} in core dimension {dim!r}, elsewhere of size {wanted}")
     return tuple(int(dim) if dim.isdigit() else known.get(dim, 0) for dim in dims)
 
 

@@ -38,7 +38,9 @@ class Home:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self.loop.slow_callback_duration = PATIENCE  # a big array's burst is no fault, and debug mode would report it
         self.owned: dict[Hashable, Closable] = {}
+        self.errands: set[asyncio.Task[None]] = set()
         self.thread = threading.Thread(target=self.loop.run_forever, name="outlines_like", daemon=True)
         self.thread.start()
         atexit.register(self.close)
@@ -151,7 +153,8 @@ async def ask(work: Coroutine[Any, Any, T]) -> T:
     """Run ``work`` on the library's loop, from whichever loop this is."""
     if on_loop():
         return await work
-    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, home().loop))
+    answer: asyncio.Future[T] = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, home().loop))
+    return await answer
 
 
 def release(work: Coroutine[Any, Any, None]) -> None:
@@ -159,7 +162,8 @@ def release(work: Coroutine[Any, Any, None]) -> None:
     if home().loop.is_closed():
         work.close()
     elif on_loop():
-        asyncio.ensure_future(work)
+        home().errands.add(task := asyncio.ensure_future(work))
+        task.add_done_callback(home().errands.discard)
     else:
         wait(work)
 
@@ -185,8 +189,8 @@ def hosted(run: Elementwise) -> Elementwise:
             return
         pump = await ask(Pump.start(run(rows)))
         try:
-            while (burst := await ask(pump.take())) is not None:
-                yield burst
+            while (taken := await ask(pump.take())) is not None:
+                yield taken
         finally:
             await ask(pump.stop())
 

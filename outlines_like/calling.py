@@ -101,7 +101,7 @@ class Work:
             return promised if promised != 1 else None
         if len(widths) > 1 or promised not in (None, *widths):
             seen = " or ".join(sorted(str(width or 1) for width in widths))
-            raise ValueError(f"wrong number of outputs: rows returned {seen}, expected {promised or 'the same number in every row'}")
+            raise ValueError(f"wrong number of outputs: rows returned {seen}, expected {promised or 'the same in every row'}")
         return widths.pop()
 
     def array(self, values: list[Any], output: int) -> Any:

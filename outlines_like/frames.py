@@ -26,7 +26,7 @@ def series(value: Any) -> Any:
     try:
         import narwhals
     except ImportError:
-        raise ImportError("a data frame's column was given; run `pip install 'outlines_like[frames]'` (it needs narwhals)") from None
+        raise ImportError("a data frame's column needs narwhals: run `pip install 'outlines_like[frames]'`") from None
     return narwhals.from_native(value, series_only=True)
 
 

@@ -6,13 +6,13 @@ import functools
 import inspect
 import operator
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar, overload
 
 from . import arrays, bridge, cache, frames
 from .arrays import Array
 from .calling import Options, Stream, Work, choose
-from .events import Elementwise, Layer, stack
+from .events import Layer, stack
 from .layers import batched
 from .occasions import scope
 from .running import each, in_lists
@@ -46,28 +46,28 @@ class Lifted(Generic[T]):
         return Work(answered(self.target.run), rows, grid, samples, self.options, columns)
 
     @overload
-    def __call__(self, *args: Scalar, samples: None = None, **kwargs: Scalar) -> T: ...
+    def __call__(self, /, *args: Scalar, samples: None = None, **kwargs: Scalar) -> T: ...
     @overload
-    def __call__(self, *args: Any, samples: int, **kwargs: Any) -> Array: ...
+    def __call__(self, /, *args: Any, samples: int, **kwargs: Any) -> Array: ...
     @overload
     def __call__(self, first: Sequence[Any] | Array, /, *args: Any, samples: int | None = None, **kwargs: Any) -> Array: ...
     @overload
-    def __call__(self, *args: Any, samples: int | None = None, **kwargs: Any) -> Any: ...
-    def __call__(self, *args: Any, samples: int | None = None, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, samples: int | None = None, **kwargs: Any) -> Any: ...
+    def __call__(self, /, *args: Any, samples: int | None = None, **kwargs: Any) -> Any:
         """Answers in the shape of the arguments, with a trailing axis of ``samples`` if asked. Blocks until all are there."""
         work = self._work(args, samples, kwargs)
         return work.result(bridge.wait(work.values()) if work.rows else [])
 
-    async def acall(self, *args: Any, samples: int | None = None, **kwargs: Any) -> Any:
+    async def acall(self, /, *args: Any, samples: int | None = None, **kwargs: Any) -> Any:
         """The same, awaited. An async function runs in this loop."""
         work = self._work(args, samples, kwargs)
         return work.result(await work.values() if work.rows else [])
 
-    def stream(self, *args: Any, samples: int | None = None, **kwargs: Any) -> Stream[T]:
+    def stream(self, /, *args: Any, samples: int | None = None, **kwargs: Any) -> Stream[T]:
         """Watch ``(index, value so far, done)`` as it comes."""
         return Stream(lambda: self._work(args, samples, kwargs, live=True))
 
-    def plan(self, *args: Any, samples: int | None = None, **kwargs: Any) -> Plan:
+    def plan(self, /, *args: Any, samples: int | None = None, **kwargs: Any) -> Plan:
         """What the call would do. Nothing runs."""
         work = self._work(args, samples, kwargs)
         todo = [row for row in work.rows if not isinstance(row, Given)]
@@ -76,10 +76,6 @@ class Lifted(Generic[T]):
     def layered(self, *layers: Layer) -> Lifted[T]:
         """The same function with layers round it."""
         return Lifted(self.target.layered(*layers), self.fn, self.options, self.__signature__)
-
-    def with_options(self, options: Options) -> Lifted[T]:
-        """The same function with other options."""
-        return Lifted(self.target, self.fn, options, self.__signature__)
 
     def __get__(self, owner: object, kind: type | None = None) -> Lifted[T]:
         return self if owner is None else lift(types.MethodType(self.fn, owner), self.options)
@@ -100,7 +96,7 @@ def counted(samples: Any) -> int | None:
 def lift(fn: Any, options: Options, concurrency: int | None = None) -> Lifted[Any]:
     """A lifted function: of a lifted one with these options, of a target, or of a plain function."""
     if isinstance(fn, Lifted):
-        return lift(fn.target, options, concurrency) if isinstance(fn.target, Target) and fn.fn is fn.target else fn.with_options(options)
+        return Lifted(fn.target, fn.fn, options, fn.__signature__)
     if isinstance(fn, Target):
         bounded = fn.layered(batched(by=family, concurrency=concurrency)) if concurrency else fn
         return Lifted(bounded, fn, options)  # type: ignore[arg-type]
@@ -117,12 +113,13 @@ def family(row: Any) -> str:
 class Vectorize:
     """Lift a model or a function of one element over arrays of any shape.
 
-    ``vectorize(fn)(*arrays, samples=None, **kwargs)`` broadcasts the arrays against each other, runs ``fn`` for every row,
-    many at a time, and gives the answers in the same shape, as an object array; with ``samples=n`` there is one more axis, of n
-    draws. Scalars give a scalar. A Series gives a Series under the same index. A missing first argument gives None.
+    ``vectorize(fn)(*arrays, samples=None, **kwargs)`` broadcasts the arrays against each other, runs ``fn`` for every
+    row, many at a time, and gives the answers in the same shape, as an object array; with ``samples=n`` there is one
+    more axis, of n draws. Scalars give a scalar. A Series gives a Series under the same index. A missing first argument
+    gives None.
 
-    Arguments: ``signature`` in NumPy's gufunc notation ("(m),()->()", or with names, "texts:(m), k:()->()") says which axes ``fn``
-    takes whole, as object arrays; ``excluded`` names arguments (or their positions) that are one element each;
+    Arguments: ``signature`` in NumPy's gufunc notation ("(m),()->()", or with names, "texts:(m), k:()->()") says which
+    axes ``fn`` takes whole, as object arrays; ``excluded`` names arguments (or their positions) that are one element each;
     ``concurrency`` bounds how many rows are under way (default 64; for a model, its own limit); ``on_error`` is "raise" (the other
     rows finish first, then :class:`RowErrors`), "return" (the error stands in its cell) or "missing" (None does); with
     ``fail_fast`` the first failure cancels the rest; ``progress`` is called with rows done and rows in all.

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
 import msgspec
+from msgspec.structs import force_setattr
 
 VERSION = 1  # of the key's schema: raise it when equal keys would no longer mean equal answers
 
 
-class Message(msgspec.Struct, frozen=True):
+class Message(msgspec.Struct, frozen=True, gc=False):
     """One turn of a conversation. ``extra`` holds the fields that only some servers know."""
 
     role: str
@@ -32,7 +32,7 @@ class Message(msgspec.Struct, frozen=True):
         return {"role": self.role, "content": self.content, **self.extra}
 
 
-class Terms(msgspec.Struct, frozen=True):
+class Terms(msgspec.Struct, frozen=True, gc=False):
     """On what terms a call is made: none of them changes what is asked.
 
     ``store`` is the folder of stored answers (None: the default one), ``mode`` how it is used ("use", "refresh" or
@@ -46,12 +46,13 @@ class Terms(msgspec.Struct, frozen=True):
     scope: str = ""
 
 
-class Request(msgspec.Struct, frozen=True, dict=True):
+class Request(msgspec.Struct, frozen=True, gc=False):
     """One model call. Equal requests are the same call.
 
     ``endpoint`` says who answers (kind and address), ``prompt`` is raw text or a conversation, ``params`` what the
     user set and nothing else. ``occurrence`` and ``sample`` number the draws: the how-manieth equal prompt of its
-    call, and the how-manieth sample of that.
+    call, and the how-manieth sample of that. ``stem`` is made from the rest: a digest of everything that decides the
+    answer, but for the number of the draw.
     """
 
     endpoint: str
@@ -61,24 +62,24 @@ class Request(msgspec.Struct, frozen=True, dict=True):
     occurrence: int = 0
     sample: int = 0
     terms: Terms = Terms()
+    stem: str = ""
 
-    @cached_property
-    def stem(self) -> str:
-        """A digest of everything that decides the answer, but for the number of the draw."""
-        return digest([VERSION, self.endpoint, self.model, self.prompt, self.params])
+    def __post_init__(self) -> None:
+        if not self.stem:
+            force_setattr(self, "stem", digest([VERSION, self.endpoint, self.model, self.prompt, self.params]))
 
     def draw(self, occurrence: int, sample: int) -> Request:
         """The same request as another draw. Its digest is not computed again."""
-        other = Request(self.endpoint, self.model, self.prompt, self.params, occurrence, sample, self.terms)
-        other.__dict__["stem"] = self.stem
-        return other
+        if occurrence == self.occurrence and sample == self.sample:
+            return self
+        return Request(self.endpoint, self.model, self.prompt, self.params, occurrence, sample, self.terms, self.stem)
 
     @property
     def family(self) -> str:
         """What requests that differ in the sample number alone have in common."""
         return f"{self.stem}-{self.terms.scope}-{self.occurrence}"
 
-    @cached_property
+    @property
     def key(self) -> str:
         """The request's name in the store.
 
@@ -97,14 +98,14 @@ class Request(msgspec.Struct, frozen=True, dict=True):
         return self.prompt if isinstance(self.prompt, str) else str(self.prompt[-1].content)
 
 
-class Usage(msgspec.Struct, frozen=True):
+class Usage(msgspec.Struct, frozen=True, gc=False):
     """Tokens read and written for one answer."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
 
-class Completion(msgspec.Struct, frozen=True):
+class Completion(msgspec.Struct, frozen=True, gc=False):
     """A model's answer, whole or so far.
 
     ``finish_reason`` is None while it is under way, "stop" when the model ended or met a stop string, "length" when

@@ -24,7 +24,7 @@ def is_async(fn: Fn) -> bool:
     """Whether calling ``fn`` gives a coroutine: also for partials, methods and objects with an async ``__call__``."""
     while isinstance(fn, functools.partial):
         fn = fn.func
-    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(type(fn), "__call__", None))
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
 
 
 def each(fn: Fn, concurrency: int) -> Elementwise:

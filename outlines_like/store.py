@@ -41,7 +41,7 @@ PAUSE = 1.0  # seconds before a store that could not be opened is tried again
 LARGEST = 2**28  # bytes of one value
 SEAL = 16  # bytes of a checksum
 DATABASE = "cache.db"
-BUSY, SICK, FULL = (5, 6, 15), (11, 26), 13  # SQLite's codes: busy, locked, protocol; corrupt, not a database; full
+BUSY, SICK, FULL = (5, 6, 15), (11, 26), (10, 13)  # SQLite's: busy, locked, protocol; corrupt, no database; I/O error, full
 
 
 def default_folder() -> Path:
@@ -275,12 +275,14 @@ class Database:
         self.cache = diskcache.Cache(str(folder), timeout=0, disk=disk_type(), **wanted)
         link = f"{(folder / DATABASE).as_uri()}?mode=ro"
         self.reader = sqlite3.connect(link, uri=True, timeout=0, isolation_level=None)
+        self.reader.text_factory = bytes  # a damaged text is no error then
 
     def read(self, keys: Sequence[str]) -> dict[str, bytes]:
         """The rows of those ``keys`` that are there; what is no bytes of ours, a pickle above all, as ``b""``."""
-        marks = ", ".join("?" * len(keys))
-        select = f"SELECT key, mode, filename, value FROM Cache WHERE raw = 1 AND key IN ({marks})"
-        return {key: honest(mode, filename, value) for key, mode, filename, value in self.reader.execute(select, keys)}
+        names = {key.encode(): key for key in keys}
+        select = f"SELECT key, mode, filename, value FROM Cache WHERE raw = 1 AND key IN ({', '.join('?' * len(keys))})"
+        rows = self.reader.execute(select, keys)
+        return {names[key]: honest(mode, filename, value) for key, mode, filename, value in rows if key in names}
 
     def write(self, rows: Iterable[tuple[str, bytes]]) -> None:
         """Commit ``rows`` together."""
@@ -294,7 +296,7 @@ class Database:
 
     def count(self) -> int:
         """How many rows there are."""
-        return int(len(self.cache))
+        return len(self.cache)
 
     def close(self) -> None:
         """Close both handles."""
@@ -325,8 +327,8 @@ def remedy(error: BaseException) -> str:
     """
     if code(error) in BUSY:
         return "wait"
-    if code(error) == FULL:
-        return "give up"
+    if code(error) in FULL:
+        return "give up"  # what is open can still be read, but perhaps not opened again
     return "set aside" if code(error) in SICK or isinstance(error, PlantedError) else "reopen"
 
 
@@ -378,7 +380,7 @@ class Store:
             idle, few = not self._waiting, len(self._waiting) < GROUP
             self._since = time.monotonic() if idle else self._since
             self._waiting.update(rows)
-            if idle or few and len(self._waiting) >= GROUP:
+            if idle or (few and len(self._waiting) >= GROUP):
                 self._wake()
 
     def put(self, key: str, value: Any) -> None:
@@ -560,7 +562,7 @@ class Store:
         while time.monotonic() >= self._not_before:
             try:
                 return work(self._opened())
-            except Exception as error:  # a damaged database makes diskcache raise almost anything
+            except Exception as error:
                 first = cause(error)
             step = remedy(first)
             if step == "wait" and time.monotonic() < deadline:
@@ -575,7 +577,7 @@ class Store:
 
     def _give_up(self, error: BaseException) -> None:
         self._note(f"{type(error).__name__} {code(error)}", f"can't be used ({error}); the run goes on without it.")
-        if self._database is None:
+        if self._database is None or code(error) in BUSY:
             self._not_before = time.monotonic() + PAUSE
 
     def _mend(self, step: str, error: BaseException) -> None:
@@ -609,7 +611,13 @@ class Store:
             return
         resting, go = threading.Event(), threading.Event()
         self._rests[threading.get_ident()] = go
-        self._submit(lambda: (self._shut(), resting.set(), go.wait()))
+
+        def rest() -> None:
+            self._shut()
+            resting.set()
+            go.wait()
+
+        self._submit(rest)
         resting.wait(PATIENCE)
 
     def _resume(self) -> None:

@@ -97,9 +97,10 @@ def deduped() -> Layer:
             mine = [same[0] for key, same in askers.items() if key not in sky.table]
             ours = sky.claim(rows[i].key for i in mine)
             lead = leading(subset(run, rows, mine), rows, sky, ours)
-            parts = [lead, following(sky.follow(rows, theirs), deduped_run, rows)] if theirs else [lead]
+            if theirs:
+                lead = interleave(lambda part: part, [lead, following(sky.follow(rows, theirs), deduped_run, rows)], 2)
             try:
-                async with aclosing(interleave(lambda part: part, parts, 2)) as bursts:
+                async with aclosing(lead) as bursts:
                     async for burst in bursts:
                         yield [Event(i, value, done) for row, value, done in burst for i in askers[rows[row].key]]
             finally:

@@ -40,7 +40,7 @@ def retried(
             spoken: set[int] = set()
             for attempt in range(1, attempts + 1):
                 again: dict[int, Exception] = {}
-                async with aclosing(subset(run, rows, todo)) as bursts:
+                async with aclosing(subset(run, rows, todo) if attempt > 1 else run(rows)) as bursts:
                     async for burst in bursts:
                         if kept := burst if attempt == attempts else sift(burst, spoken, again, on):
                             yield kept

@@ -88,19 +88,19 @@ class Model:
         for call in calls:
             if call.kwargs is not last[0]:
                 last = (call.kwargs, {**self.defaults, **checked(call.kwargs, self.parameters)})
-            rows += self._draws(call.args, last[1], samples, terms, seen)
+            prompt = call.args[0] if call.args else call.kwargs["prompt"]
+            rows += self._draws(prompt, last[1], 1 if samples is None else samples, terms, seen)
         return rows
 
-    def _draws(self, args: tuple[Any, ...], params: dict[str, Any], samples: int | None, terms: Terms, seen: Counter[str]) -> list[Any]:
-        """The samples of one prompt."""
-        count = 1 if samples is None else samples
-        if missing(args[0]):
+    def _draws(self, prompt: Any, params: dict[str, Any], count: int, terms: Terms, seen: Counter[str]) -> list[Any]:
+        """``count`` samples of one prompt."""
+        if missing(prompt):
             return [Given(None)] * count
         try:
-            first = Request(self.endpoint, self.name, prompt_of(args[0]), params, 0, 0, terms)
-            occurrence = seen[first.stem]
+            first = Request(self.endpoint, self.name, prompt_of(prompt), params, 0, 0, terms)
         except PromptError as error:
             return [Given(Failure(error))] * count
+        occurrence = seen[first.stem]
         seen[first.stem] += 1
         return [first.draw(occurrence, sample) for sample in range(count)]
 
@@ -175,7 +175,10 @@ def prompt_of(value: Any) -> str | tuple[Message, ...]:
         return turns
     if is_message(value):
         raise TypeError(f"a prompt is one message, {value!r:.80}; a conversation is a list of messages: put it in a list")
-    raise TypeError(f"a prompt is {type(value).__name__} {value!r:.80}; give text, or a conversation (a list of dicts with 'role' and 'content')")
+    kind = type(value).__name__
+    raise TypeError(
+        f"a prompt is {kind} {value!r:.80}; give text, or a conversation: a list of dicts with 'role' and 'content'"
+    )
 
 
 def valid(text: str) -> str:
@@ -185,5 +188,5 @@ def valid(text: str) -> str:
             text.encode()
     except UnicodeEncodeError as error:
         broken = text[error.start]
-        raise PromptError(f"the prompt has a lone surrogate {broken!r} at position {error.start}; it is not valid text") from None
+        raise PromptError(f"the prompt is not valid text: lone surrogate {broken!r} at position {error.start}") from None
     return str(text)

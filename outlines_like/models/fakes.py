@@ -13,6 +13,9 @@ from ..requests import Completion, Request, Usage, digest
 from ..stops import cut
 from .base import Model
 
+Answer = Callable[[Request], str]
+Fail = Callable[[Request], Exception | None]
+
 
 def shout(request: Request) -> str:
     """The prompt in capitals."""
@@ -20,11 +23,11 @@ def shout(request: Request) -> str:
 
 
 def fake(
-    answer: Callable[[Request], str] = shout,
+    answer: Answer = shout,
     *,
     name: str = "fake",
     chat: bool = False,
-    fail: Callable[[Request], Exception | None] = lambda request: None,
+    fail: Fail = lambda request: None,
     log: list[list[Request]] | None = None,
     delay: float = 0.0,
     concurrency: int = 64,
@@ -45,35 +48,39 @@ def fake(
         if log is not None:
             log.append(list(requests))
         await asyncio.sleep(delay)
-        for burst in bursts(requests, answer, fail):
+        for burst in partial_bursts(requests, answer, fail):
             yield burst
-            if not burst[-1].done:
-                await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        yield [Event(i, answer_to(request, answer, fail)) for i, request in enumerate(requests)]
 
-    layers = [retried(retries + 1), limited(concurrency), batched(by=lambda r: r.family, concurrency=concurrency), deduped(), cached()]
+    layers = [
+        retried(retries + 1),
+        limited(concurrency),
+        batched(by=lambda r: r.family, concurrency=concurrency),
+        deduped(),
+        cached(),
+    ]
     kind = f"fake:{digest(identity(answer))}:{'chat' if chat else 'text'}"
     return Model(name, run, endpoint=kind, defaults=defaults, layers=layers)
 
 
-def bursts(requests: Sequence[Request], answer: Callable[[Request], str], fail: Callable[[Request], Exception | None]) -> Iterator[Burst]:
-    """All answers at once, or one after the other and word by word where they are watched."""
-    whole: Burst = []
+def partial_bursts(requests: Sequence[Request], answer: Answer, fail: Fail) -> Iterator[Burst]:
+    """The words of answers that are watched, one answer after the other."""
     for i, request in enumerate(requests):
-        if error := fail(request):
-            whole.append(Event(i, Failure(error)))
-            continue
-        completion = ended(answer(request), request)
-        if request.terms.live:
-            words = completion.text.split(" ")
+        if request.terms.live and not fail(request):
+            words = ended(answer(request), request).text.split(" ")
             yield from ([Event(i, Completion(" ".join(words[:k])), False)] for k in range(1, len(words)))
-        whole.append(Event(i, completion))
-    yield whole
+
+
+def answer_to(request: Request, answer: Answer, fail: Fail) -> Completion | Failure:
+    """The answer, or the failure that was asked for."""
+    error = fail(request)
+    return Failure(error) if error is not None else ended(answer(request), request)
 
 
 def ended(text: str, request: Request) -> Completion:
     """The text as stop strings and limit leave it."""
-    text = cut(text, request.params.get("stop", []))
-    words, limit = text.split(" "), request.params.get("max_tokens")
-    kept = words[:limit]
-    usage = Usage(len(request.text.split(" ")), len(kept))
-    return Completion(" ".join(kept), "length" if len(kept) < len(words) else "stop", usage)
+    words = cut(text, request.params.get("stop", ())).split(" ")
+    limit = request.params.get("max_tokens", len(words))
+    usage = Usage(request.text.count(" ") + 1, min(limit, len(words)))
+    return Completion(" ".join(words[:limit]), "length" if limit < len(words) else "stop", usage)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
+from inspect import Parameter, Signature
 from typing import Any
 
 import msgspec
@@ -29,7 +29,7 @@ def number(least: float, most: float = float("inf")) -> Check:
 
     def check(name: str, value: Any) -> float | int:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-            raise ValueError(f"{name}={value!r}; it takes a number {f'of at least {least}' if most == float('inf') else f'from {least} to {most}'}")
+            raise ValueError(f"{name}={value!r}; it takes a number from {least} to {most}")
         return int(value) if value == int(value) else value
 
     return check
@@ -94,7 +94,7 @@ def native(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def form(parameters: Mapping[str, Check]) -> inspect.Signature:
+def form(parameters: Mapping[str, Check]) -> Signature:
     """How a model takes its arguments."""
-    prompt = inspect.Parameter("prompt", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return inspect.Signature([prompt, *(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in parameters)])
+    prompt = Parameter("prompt", Parameter.POSITIONAL_OR_KEYWORD)
+    return Signature([prompt, *(Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in parameters)])

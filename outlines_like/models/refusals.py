@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from math import isfinite
 from typing import Any, NamedTuple
@@ -65,7 +65,13 @@ BY_WORD: list[tuple[str, int]] = [
     ("not_found", 404),
     ("timeout", 504),
 ]
-QUOTA = ("insufficient_quota", "billing_hard_limit", "insufficient_credits", "insufficient_balance", "credit balance is too low")
+QUOTA = (
+    "insufficient_quota",
+    "billing_hard_limit",
+    "insufficient_credits",
+    "insufficient_balance",
+    "credit balance is too low",
+)
 TOO_LONG = re.compile(
     r"context[ _](length|window|size)|maximum (sequence|model) length|max_model_len|prompt is too long|too many (input )?tokens"
     r"|(input|prompt)( \w+){0,4} (exceeds?|longer than)( \w+){0,4} (tokens|limit|maximum)|string_above_max_length"
@@ -174,12 +180,12 @@ def refusal(status: int, headers: Headers, said: Said, *, mask: Mask = unmasked,
 
 def _details(said: Said, headers: Headers, mask: Mask) -> str:
     words, content = excerpt(said.text, mask), headers.get("content-type", "")
-    source = f" [{excerpt(content, mask)}]" if content and "json" not in content.lower() else ""
+    source = f" [{excerpt(content, mask)}]" if content.startswith("text/") and "event-stream" not in content else ""
     return f": {words}{source}" if words else f" and gave no reason{source}"
 
 
 def _return_at(wait: float, now: float) -> str:
-    moment = datetime.fromtimestamp(now + wait, timezone.utc)
+    moment = datetime.fromtimestamp(now + wait, UTC)
     return f"The server asks to come back in {wait:.0f} s, at {moment:%Y-%m-%d %H:%M:%S} UTC."
 
 

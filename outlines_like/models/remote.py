@@ -1,0 +1,364 @@
+"""Models behind an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import time
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import aiohttp
+import msgspec
+import yarl
+from aiohttp.http import HttpProcessingError
+
+from .. import bridge
+from ..errors import AuthenticationError, MalformedError, ModelError, NotFoundError, TimedOutError, UnreachableError
+from ..events import Bursts, Elementwise, Event, Failure, Layer, subset
+from ..layers import Limit, batched, cached, deduped, retried
+from ..requests import Request
+from ..streams import interleave
+from . import quirks, refusals, wire
+from .accounts import PATHS, Account
+from .base import Model
+from .parameters import COMMON, Check, number, plain, text
+from .quirks import Dialect
+
+CONNECTING = 10.0  # seconds to reach a server
+KEPT = 4.0  # seconds that an idle connection is kept: less than most servers keep it
+LINGER = 1.0  # seconds to wait for the counts after all choices of a stream have ended
+DRAINING = 0.05  # seconds to wait for the end of a body whose last event was read
+REASON = 65536  # bytes of a refusal that are read
+FAULTS = (aiohttp.ClientError, HttpProcessingError, OSError, ValueError, EOFError, RecursionError)
+
+PARAMETERS: Mapping[str, Check] = {
+    **COMMON,
+    "frequency_penalty": number(-2, 2),
+    "presence_penalty": number(-2, 2),
+    "min_p": number(0, 1),
+    "repetition_penalty": number(0),
+    "logit_bias": plain,
+    "response_format": plain,
+    "reasoning_effort": text,
+    "user": text,
+    "extra_body": plain,
+}
+
+
+class Settings(NamedTuple):
+    """How patient a remote model is, in seconds, and how much it asks at once."""
+
+    concurrency: int
+    timeout: float
+    idle_timeout: float
+    trust_env: bool
+
+
+class Link:
+    """The connections to one server as one customer, and what was learnt about it. The library's loop owns it."""
+
+    def __init__(self, account: Account, trust_env: bool) -> None:
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "gzip", "User-Agent": "outlines_like"}
+        self.session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT, ttl_dns_cache=60),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={**headers, **{name: value.reveal() for name, value in account.headers.items()}},
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECTING),
+            auto_decompress=False,  # aiohttp's own has no limit on what comes out
+            raise_for_status=False,
+            trust_env=trust_env,
+        )
+        self.url = yarl.URL(account.url.reveal(), encoded=True)
+        self.dialects: dict[str, Dialect] = {}
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self.session.close()
+
+
+class Watch:
+    """Closes a response when it was silent for too long, or takes too long in all. It runs while we read."""
+
+    def __init__(self, response: aiohttp.ClientResponse, until: float) -> None:
+        self._response, self._until = response, until
+        self._loop = asyncio.get_running_loop()
+        self._handle = self._loop.call_at(until, self._close)
+        self.fired = False
+
+    def start(self, idle: float) -> None:
+        """Bear a silence of ``idle`` seconds from now on."""
+        self._handle = self._loop.call_at(min(self._loop.time() + idle, self._until), self._close)
+
+    def stop(self) -> None:
+        """Bear anything."""
+        self._handle.cancel()
+
+    def _close(self) -> None:
+        self.fired = True
+        self._response.close()
+
+
+class Remote:
+    """An OpenAI-compatible endpoint as a backend."""
+
+    def __init__(self, account: Account, endpoint: str, settings: Settings) -> None:
+        self.account, self.endpoint, self.settings = account, endpoint, settings
+
+    async def run(self, requests: Sequence[Request]) -> Bursts:
+        """Answer ``requests``; those that differ in the sample number alone travel together."""
+        batches = self._plan(requests)
+        if len(batches) == 1:
+            async with aclosing(self._batch(requests, batches[0])) as bursts:
+                async for burst in bursts:
+                    yield burst
+            return
+        async with aclosing(interleave(partial(self._batch, requests), batches, self.settings.concurrency)) as bursts:
+            async for burst in bursts:
+                yield burst
+
+    def company(self, request: Request) -> str:
+        """What requests have in common that one HTTP request can answer."""
+        return quirks.company(request, self._dialect(request.model))
+
+    def _plan(self, requests: Sequence[Request]) -> list[list[int]]:
+        """The rows of each HTTP request."""
+        if len(requests) == 1:
+            return [[0]]
+        together: dict[str, list[int]] = {}
+        for row, request in enumerate(requests):
+            together.setdefault(self.company(request), []).append(row)
+        return list(together.values())
+
+    def _link(self) -> Link:
+        trust_env = self.settings.trust_env
+        return bridge.owned(("link", self.account.name, trust_env), lambda: Link(self.account, trust_env))
+
+    def _dialect(self, model: str) -> Dialect:
+        return self._link().dialects.get(model, Dialect())
+
+    def _learn(self, model: str, dialect: Dialect) -> None:
+        self._link().dialects[model] = self._dialect(model).joined(dialect)
+
+    async def _batch(self, requests: Sequence[Request], rows: list[int]) -> Bursts:
+        """The answers of one HTTP request, then those that the server left out of it."""
+        left, asked = set(rows), [requests[row] for row in rows]
+        tell = self._watched if any(request.terms.live for request in asked) else self._whole
+        async with aclosing(tell(asked)) as bursts:
+            async for burst in bursts:
+                told = [Event(rows[row], value, done) for row, value, done in burst]
+                left.difference_update(event.row for event in told if event.done)
+                if told:
+                    yield told
+        if left:
+            self._learn(asked[0].model, Dialect(choices=max(1, len(rows) - len(left))))
+            async with aclosing(subset(self.run, requests, sorted(left))) as bursts:
+                async for burst in bursts:
+                    yield burst
+
+    def _gate(self, model: str) -> Limit:
+        """Bounds the requests on the wire, also where one call needs several."""
+        size = self.settings.concurrency
+        return bridge.owned(("wire", self.account.name, model, size), lambda: Limit(size))
+
+    async def _whole(self, asked: Sequence[Request]) -> Bursts:
+        """Ask, and tell all choices when they are there."""
+        try:
+            async with self._gate(asked[0].model), asyncio.timeout(self.settings.timeout):
+                outcomes = await self._answers(asked)
+        except ModelError as error:
+            outcomes = [Failure(error)] * len(asked)
+        except FAULTS as error:
+            outcomes = [Failure(self._fault(error))] * len(asked)
+        yield [Event(row, outcome) for row, outcome in enumerate(outcomes)]
+
+    async def _answers(self, asked: Sequence[Request]) -> list[wire.Outcome]:
+        response = await self._accepted(asked, live=False)
+        try:
+            answer = wire.decoded(await self._body(response), response.headers.get("Content-Type", ""), self.account.mask)
+        finally:
+            response.close()
+        return wire.answers(answer, len(asked), asked[0].params.get("stop", ()), partial(self._inner, response.headers))
+
+    async def _accepted(self, asked: Sequence[Request], *, live: bool) -> aiohttp.ClientResponse:
+        """A response with status 200. What a refusal teaches about the server is kept, and tried at once."""
+        model = asked[0].model
+        while True:
+            dialect = self._dialect(model)
+            sent = quirks.body(asked[0], len(asked), dialect, endpoint=self.endpoint, live=live)
+            response = await self._post(sent)
+            if response.status == 200:
+                return response
+            said, error = await self._refusal(response)
+            known = quirks.learnt(dialect, said, sent) if response.status in (400, 422) else dialect
+            if known == dialect:
+                raise error
+            self._learn(model, known)
+
+    async def _post(self, sent: Mapping[str, Any]) -> aiohttp.ClientResponse:
+        if self.account.keyless:
+            raise AuthenticationError("no API key is set")
+        body = msgspec.json.encode(sent)
+        data = io.BytesIO(body) if len(body) > 2**19 else body  # aiohttp warns of bytes larger than 1 MiB
+        link = self._link()
+        return await link.session.post(link.url, data=data, allow_redirects=False)
+
+    async def _refusal(self, response: aiohttp.ClientResponse) -> tuple[refusals.Said, ModelError]:
+        """What a server that did not answer says instead."""
+        try:
+            said = refusals.said(await self._body(response, REASON))
+        except (ModelError, *FAULTS):
+            said = refusals.Said()  # the status says enough
+        finally:
+            response.close()
+        if 300 <= response.status < 400:
+            return said, self._elsewhere(response)
+        return said, refusals.refusal(response.status, response.headers, said, mask=self.account.mask, now=time.time())
+
+    def _elsewhere(self, response: aiohttp.ClientResponse) -> ModelError:
+        target = refusals.excerpt(response.headers.get("Location", "?").partition("?")[0], self.account.mask)
+        return NotFoundError(f"{self.account.place} redirects to {target}; redirects are not followed", status=response.status)
+
+    def _inner(self, headers: Mapping[str, str], answer: Any) -> ModelError:
+        """The error that an answer with status 200 holds."""
+        return refusals.inner_refusal(answer, headers, mask=self.account.mask, now=time.time())
+
+    async def _body(self, response: aiohttp.ClientResponse, limit: int = wire.LIMIT) -> bytes:
+        """All of a body, decoded, up to ``limit`` bytes."""
+        inflater = wire.Inflater(response.headers.get("Content-Encoding", ""), limit)
+        parts = [inflater.feed(part) async for part in response.content.iter_any()]
+        inflater.finish()
+        return b"".join(parts)
+
+    async def _watched(self, asked: Sequence[Request]) -> Bursts:
+        """Ask, and tell all choices while they come."""
+        telling = wire.Telling(len(asked), asked[0].params.get("stop", ()))
+        async with self._gate(asked[0].model):
+            try:
+                async with aclosing(self._told(asked, telling)) as bursts:
+                    async for burst in bursts:
+                        yield burst
+            except ModelError as error:
+                telling.fail(error)
+            except FAULTS as error:
+                telling.fail(self._fault(error))
+        yield [Event(row, outcome) for row, outcome in telling.outcomes().items()]
+
+    async def _told(self, asked: Sequence[Request], telling: wire.Telling) -> Bursts:
+        """The partial answers of a stream."""
+        until = asyncio.get_running_loop().time() + self.settings.timeout
+        async with asyncio.timeout_at(until):
+            response = await self._accepted(asked, live=True)
+        watch = Watch(response, until)
+        try:
+            if "json" in response.headers.get("Content-Type", ""):
+                telling.take(wire.decoded(await self._body(response)), partial(self._inner, response.headers))
+                return
+            async with aclosing(self._pieces(response, telling, watch)) as bursts:
+                async for burst in bursts:
+                    yield burst
+            await drain(response)
+        except aiohttp.ClientError:
+            if not watch.fired:
+                raise
+            telling.fail(TimedOutError(f"{self.account.place} fell silent in the middle of an answer"))
+        finally:
+            watch.stop()
+            response.close()
+
+    async def _pieces(self, response: aiohttp.ClientResponse, telling: wire.Telling, watch: Watch) -> Bursts:
+        """What is read, told apart. It ends when nothing that matters can follow."""
+        inflater, framer = wire.Inflater(response.headers.get("Content-Encoding", ""), wire.STREAM_LIMIT), wire.Framer()
+        refuse = partial(self._inner, response.headers)
+        async for part in response.content.iter_any():
+            watch.stop()
+            if burst := [Event(*told, False) for told in telling.hear(framer.feed(inflater.feed(part)), refuse)]:
+                yield burst
+            if telling.over:
+                return
+            watch.start(LINGER if telling.complete else self.settings.idle_timeout)
+        watch.stop()
+        inflater.finish()
+        if burst := [Event(*told, False) for told in telling.hear(framer.finish(), refuse)]:
+            yield burst
+
+    def _fault(self, error: Exception) -> ModelError:
+        """Our error for one of the connection. It does not keep the original, which may hold the key."""
+        place = self.account.place
+        match error:
+            case aiohttp.ConnectionTimeoutError():
+                return UnreachableError(f"no connection to {place} within {CONNECTING:g} s")
+            case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientConnectorSSLError():
+                return UnreachableError(f"no secure connection to {place} ({type(error).__name__})", retryable=False)
+            case aiohttp.ClientConnectorDNSError():
+                return UnreachableError(f"no connection to {place}: its name is not known")
+            case aiohttp.ClientConnectorError(os_error=ConnectionRefusedError()):
+                return UnreachableError(f"nothing listens at {place}")
+            case aiohttp.ClientConnectorError():
+                return UnreachableError(f"no connection to {place}: {error.os_error.strerror}")
+            case TimeoutError():
+                return TimedOutError(f"{place} did not answer within {self.settings.timeout:g} s")
+            case OSError() | EOFError() | aiohttp.ClientConnectionError() | aiohttp.ClientPayloadError():
+                return UnreachableError(
+                    f"the connection to {place} broke before the answer was complete ({type(error).__name__})"
+                )
+        return MalformedError(f"{place} does not speak HTTP as it should ({type(error).__name__})")
+
+
+async def drain(response: aiohttp.ClientResponse) -> None:
+    """Wait a moment for the end of a body, so that its connection can serve again."""
+    with suppress(TimeoutError, *FAULTS):
+        async with asyncio.timeout(DRAINING):
+            async for _ in response.content.iter_any():
+                pass
+
+
+def sharing(name: Hashable, size: int) -> Layer:
+    """Let at most ``size`` calls be under way over all models that share ``name``."""
+
+    def layer(run: Elementwise) -> Elementwise:
+        async def sharing_run(rows: Sequence[Any]) -> Bursts:
+            async with bridge.owned(name, lambda: Limit(size)), aclosing(run(rows)) as bursts:
+                async for burst in bursts:
+                    yield burst
+
+        return sharing_run
+
+    return layer
+
+
+def openai(
+    model: str,
+    *,
+    base_url: str | None = None,
+    api_key: str | None = None,
+    endpoint: Literal["chat", "completions"] = "chat",
+    concurrency: int = 64,
+    timeout: float = 600.0,
+    idle_timeout: float = 60.0,
+    retries: int = 4,
+    headers: Mapping[str, str] | None = None,
+    trust_env: bool = False,
+    **defaults: Any,
+) -> Model:
+    """A model behind an OpenAI-compatible server.
+
+    ``base_url`` and ``api_key`` are taken from OPENAI_BASE_URL and OPENAI_API_KEY if not given; a server on this machine
+    needs no key. A chat endpoint takes text (one user message) or a conversation, ``endpoint="completions"`` raw text.
+
+    At most ``concurrency`` requests are under way, over all models with this address, key and name. ``timeout`` is the time
+    for one request, not counting the wait for its turn; ``idle_timeout`` the longest silence in the middle of a stream;
+    both in seconds. A request that fails for a reason that may pass is sent up to ``retries`` more times. ``headers`` go
+    with every request; proxies and ``~/.netrc`` are used only if ``trust_env``. Any further keyword is a sampling
+    parameter that holds for all calls; ``extra_body`` holds fields that only this server knows.
+    """
+    if endpoint not in PATHS:
+        raise ValueError(f"endpoint={endpoint!r}; it is {' or '.join(map(repr, PATHS))}")
+    account = Account(base_url, api_key, endpoint, headers or {})
+    remote = Remote(account, endpoint, Settings(concurrency, timeout, idle_timeout, trust_env))
+    limit = sharing(("limit", account.name, model, concurrency), concurrency)
+    layers = [retried(retries + 1), limit, batched(by=remote.company, concurrency=concurrency), deduped(), cached()]
+    kind = f"{endpoint} {account.place}"
+    return Model(model, remote.run, endpoint=kind, defaults=defaults, layers=layers, parameters=PARAMETERS)

@@ -1,0 +1,92 @@
+"""From a model folder to an engine that answers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from .batches import Batch, Net
+from .engine import Engine
+from .prompting import Reader
+from .rows import Habits
+from .sampling import Taste
+from .wire import Setup
+
+SHARE = 4  # keys and values may take up to one part in so many of the memory that is free at the start
+
+
+def load(setup: Setup) -> Engine:
+    """The engine for a model."""
+    torch.set_num_threads(threads(setup.workers))
+    torch.set_grad_enabled(False)
+    tokenizer = AutoTokenizer.from_pretrained(setup.path, trust_remote_code=False)
+    model: Any = AutoModelForCausalLM.from_pretrained(setup.path, dtype=dtype(setup.dtype), trust_remote_code=False)
+    if model.config.is_encoder_decoder:
+        raise ValueError(f"{setup.path} is an encoder-decoder model; only decoder models can be loaded so far")
+    net = Net(model.to(device(setup.device)))
+    room = spare(net.device) // max(1, SHARE * Batch.read(net, [[0]]).weight)
+    return Engine(net, Reader(tokenizer, setup.raw), tokenizer, habits(model, tokenizer), room)
+
+
+def threads(workers: int) -> int:
+    """This worker's share of the processor."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, int(os.environ.get("OMP_NUM_THREADS") or cores) // workers)
+
+
+def device(name: str) -> str:
+    """Where to run: the name the user gave, or the best there is."""
+    if name != "auto":
+        return name
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def dtype(name: str) -> torch.dtype:
+    """The precision to compute in. "auto" is float32: answers then do not depend on the company a row runs in."""
+    found: torch.dtype = getattr(torch, "float32" if name == "auto" else name)
+    return found
+
+
+def spare(place: torch.device) -> int:
+    """Bytes of memory that are free where the model runs."""
+    if place.type == "cuda":
+        return torch.cuda.mem_get_info(place)[0]
+    try:
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def habits(model: Any, tokenizer: Any) -> Habits:
+    """What the checkpoint's own files say."""
+    wishes = model.generation_config
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or tokenizer.model_max_length
+    ends = wishes.eos_token_id if isinstance(wishes.eos_token_id, list) else [wishes.eos_token_id]
+    known = frozenset(token for token in (*ends, tokenizer.eos_token_id) if token is not None)
+    taste = Taste(wishes.temperature or 1.0, wishes.top_k or 0, wishes.top_p or 1.0) if wishes.do_sample else Taste()
+    return Habits(int(context), known, taste)
+
+
+def convert(gguf: Path, target: Path) -> None:
+    """Write the model in a GGUF file as a folder of safetensors.
+
+    The weights are kept in float32, as they come out of the quantised file: any smaller kind would change them again.
+    """
+    given: dict[str, Any] = {"gguf_file": gguf.name, "trust_remote_code": False}
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **given)
+    read = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **given)
+    # transformers 5 refuses to save a model that came from GGUF, so a fresh one takes over its weights.
+    config = type(read.config).from_dict({k: v for k, v in read.config.to_dict().items() if k != "quantization_config"})
+    model = type(read)(config)
+    model.load_state_dict(read.state_dict())
+    model.generation_config = read.generation_config
+    model.tie_weights()
+    model.save_pretrained(target)
+    tokenizer.save_pretrained(target)
