@@ -176,9 +176,7 @@ def prompt_of(value: Any) -> str | tuple[Message, ...]:
     if is_message(value):
         raise TypeError(f"a prompt is one message, {value!r:.80}; a conversation is a list of messages: put it in a list")
     kind = type(value).__name__
-    raise TypeError(
-        f"a prompt is {kind} {value!r:.80}; give text, or a conversation: a list of dicts with 'role' and 'content'"
-    )
+    raise TypeError(f"a prompt is {kind} {value!r:.80}; give text, or a conversation (a list of dicts with 'role', 'content')")
 
 
 def valid(text: str) -> str:

@@ -53,13 +53,8 @@ def fake(
             await asyncio.sleep(0)
         yield [Event(i, answer_to(request, answer, fail)) for i, request in enumerate(requests)]
 
-    layers = [
-        retried(retries + 1),
-        limited(concurrency),
-        batched(by=lambda r: r.family, concurrency=concurrency),
-        deduped(),
-        cached(),
-    ]
+    batches = batched(by=lambda request: request.family, concurrency=concurrency)
+    layers = [retried(retries + 1), limited(concurrency), batches, deduped(), cached()]
     kind = f"fake:{digest(identity(answer))}:{'chat' if chat else 'text'}"
     return Model(name, run, endpoint=kind, defaults=defaults, layers=layers)
 
