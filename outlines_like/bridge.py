@@ -9,7 +9,7 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Hashable, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from contextvars import ContextVar
@@ -168,7 +168,7 @@ def release(work: Coroutine[Any, Any, None]) -> None:
         wait(work)
 
 
-def iterate(bursts: Bursts) -> Iterator[Burst]:
+def iterate(bursts: Bursts) -> Generator[Burst, None, None]:
     """A plain iterator over ``bursts``, which run on the loop. Leaving it early closes them."""
     pump = wait(Pump.start(bursts))
     try:

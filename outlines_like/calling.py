@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Self, TypeVar
+from weakref import WeakSet
 
 from . import arrays, bridge, frames
 from .arrays import Grid
@@ -127,7 +128,7 @@ class Stream(Generic[T]):
 
     def __init__(self, work: Callable[[], Work]) -> None:
         self._make = work
-        self._open: list[Iterator[Any]] = []
+        self._open: WeakSet[Any] = WeakSet()  # weak, so that a reader who just drops his iterator closes it
 
     def _snapshot(self, work: Work, event: Event) -> tuple[Index, T, bool]:
         value = event.value
@@ -137,16 +138,17 @@ class Stream(Generic[T]):
 
     def __iter__(self) -> Iterator[tuple[Index, T, bool]]:
         snapshots = self._sync()
-        self._open.append(snapshots)
+        self._open.add(snapshots)
         return snapshots
 
     def _sync(self) -> Iterator[tuple[Index, T, bool]]:
         work, errors = self._make(), dict[int, Exception]()
-        for burst in bridge.iterate(work.run(work.rows)):
-            for event in burst:
-                if self._fails(work, event, errors):
-                    raise event.value.error
-                yield self._snapshot(work, event)
+        with closing(bridge.iterate(work.run(work.rows))) as bursts:
+            for burst in bursts:
+                for event in burst:
+                    if self._fails(work, event, errors):
+                        raise event.value.error
+                    yield self._snapshot(work, event)
         self._finish(work, errors)
 
     async def __aiter__(self) -> AsyncIterator[tuple[Index, T, bool]]:
@@ -172,10 +174,9 @@ class Stream(Generic[T]):
             raise work.failed(errors, arrays.unflatten(partial, work.shape))
 
     def close(self) -> None:
-        """End every iteration of this stream."""
-        for snapshots in self._open:
-            snapshots.close()  # type: ignore[attr-defined]
-        self._open.clear()
+        """End every plain iteration of this stream."""
+        for snapshots in list(self._open):
+            snapshots.close()
 
     def __enter__(self) -> Self:
         return self

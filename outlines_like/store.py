@@ -41,7 +41,7 @@ PAUSE = 1.0  # seconds before a store that could not be opened is tried again
 LARGEST = 2**28  # bytes of one value
 SEAL = 16  # bytes of a checksum
 DATABASE = "cache.db"
-BUSY, SICK, FULL = (5, 6, 15), (11, 26), (10, 13)  # SQLite's: busy, locked, protocol; corrupt, no database; I/O error, full
+BUSY, SICK, FULL = (5, 6, 15), (1, 11, 26), (10, 13)  # SQLite's: held by others; another schema, corrupt, no database; no room
 
 
 def default_folder() -> Path:
@@ -197,7 +197,7 @@ def set_aside(path: Path) -> None:
 
 def settings() -> dict[str, Any]:
     """diskcache's settings, all of them: what a database says about itself is overruled."""
-    import diskcache  # type: ignore[import-untyped]
+    import diskcache
 
     own = {"eviction_policy": "none", "cull_limit": 0, "disk_min_file_size": 2**31, "sqlite_mmap_size": 0}
     return {**diskcache.DEFAULT_SETTINGS, **own}
@@ -296,7 +296,7 @@ class Database:
 
     def count(self) -> int:
         """How many rows there are."""
-        return len(self.cache)
+        return int(self.reader.execute("SELECT count(*) FROM Cache").fetchone()[0])
 
     def close(self) -> None:
         """Close both handles."""
@@ -329,7 +329,7 @@ def remedy(error: BaseException) -> str:
         return "wait"
     if code(error) in FULL:
         return "give up"  # what is open can still be read, but perhaps not opened again
-    return "set aside" if code(error) in SICK or isinstance(error, PlantedError) else "reopen"
+    return "set aside" if code(error) in SICK or isinstance(error, (PlantedError, UnicodeError)) else "reopen"
 
 
 class Store:
@@ -358,7 +358,7 @@ class Store:
         self._database: Database | None = None
         self._file: tuple[int, int] | None = None
         self._not_before = 0.0
-        self._lost = self._told_lost = 0
+        self._lost = self._loose = 0  # rows, since the last flush: not stored, stored
 
     # For callers, from any thread.
 
@@ -405,14 +405,15 @@ class Store:
 
     def close(self) -> None:
         """Write what is waiting and let go of the database. A later call opens it again."""
-        self._ask(self._leave, None)
+        if self._thread is not None:
+            self._ask(self._leave, None)
         self.tell()
 
     async def aclose(self) -> None:
         """Close, without blocking the loop. Never raises: it runs at exit."""
-        with suppress(TimeoutError):
-            # Not to_thread: at exit the pools are closed already.
-            await asyncio.wait_for(asyncio.wrap_future(self._submit(self._leave)), PATIENCE)
+        if self._thread is not None:
+            with suppress(TimeoutError):  # not to_thread: at exit the pools are closed already
+                await asyncio.wait_for(asyncio.wrap_future(self._submit(self._leave)), PATIENCE)
         try:
             self.tell()
         except StoreWarning as warning:
@@ -524,7 +525,8 @@ class Store:
                 raise FileNotFoundError("the database was removed while it was written")
             return True
 
-        self._lost += 0 if self._try(commit, False) else len(group)
+        stored = self._try(commit, False)
+        self._loose, self._lost = self._loose + stored * len(group), self._lost + (not stored) * len(group)
         with self._news:
             for key, data in group:
                 if self._waiting.get(key) is data:
@@ -533,8 +535,8 @@ class Store:
     def _write_all(self) -> bool:
         while self._waiting:
             self._write()
-        whole, self._told_lost = self._lost == self._told_lost, self._lost
-        return whole
+        lost, self._lost, self._loose = self._lost, 0, 0
+        return not lost
 
     def _empty(self) -> None:
         with self._news:
@@ -585,6 +587,11 @@ class Store:
         if step == "set aside" and self._file == identity(self.path):
             self._note("damaged", f"is damaged ({error}); it was set aside in that folder and a fresh one begun.")
             set_aside(self.path)
+            self._bereave()
+
+    def _bereave(self) -> None:
+        """What was committed since the last flush is gone."""
+        self._lost, self._loose = self._lost + self._loose, 0
 
     def _opened(self) -> Database:
         """The handle, opened anew where the file is no longer the one that was opened."""
@@ -592,6 +599,7 @@ class Store:
             return self._database
         if self._database is not None:
             self._note("replaced", "was removed or replaced while in use; a fresh one is begun.")
+            self._bereave()
             self._shut()
         secure(self.folder)
         self._file = identity(self.path)

@@ -153,7 +153,7 @@ class Replay:
         try:
             while await self._answer(reader, writer):
                 pass
-        except (ConnectionError, asyncio.IncompleteReadError):
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
             self.open_now -= 1

@@ -278,10 +278,10 @@ def test_answers_outlive_the_store_object(own_folder: Path) -> None:
 def test_a_store_that_can_not_be_used_costs_a_warning_and_no_answer(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     run = cached()(Counter())
-    with cache.at(tmp_path / "file" / "answers"), pytest.warns(StoreWarning) as seen:
-        assert texts(run, requests(2)) == ["answer 1", "answer 2"]
+    with cache.at(tmp_path / "file" / "answers"):
+        with pytest.warns(StoreWarning, match="can't be used"):
+            assert texts(run, requests(2)) == ["answer 1", "answer 2"]
         assert texts(run, [request("q")]) == ["answer 3"]
-    assert len(seen) == 1
     bridge.wait(closed(bridge.disown(("store", str(tmp_path / "file" / "answers")))))
 
 

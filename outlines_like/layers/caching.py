@@ -81,9 +81,9 @@ def look_up(rows: Sequence[Any], shelves: Shelves, name: Name) -> Burst:
     """The answers that are known. Blocks."""
     hits: Burst = []
     for folder, shelf in shelves.items():
-        keys = {i: name(rows[i]) for i in placed(rows, shelves, folder) if rows[i].terms.mode == "use"}
-        found = shelf.get_many(list(keys.values())) if keys else {}
-        hits += [Event(i, replayed(found[key])) for i, key in keys.items() if key in found]
+        keys = {i: name(rows[i]) for i in placed(rows, shelves, folder)}  # a row without a name fails now, not when paid for
+        found = shelf.get_many([key for i, key in keys.items() if rows[i].terms.mode == "use"])
+        hits += [Event(i, replayed(found[key])) for i, key in keys.items() if key in found and rows[i].terms.mode == "use"]
     return hits
 
 

@@ -51,6 +51,8 @@ def checked(base_url: str) -> SplitResult:
     parts = urlsplit(base_url.strip())
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("base_url= is not an address that starts with http:// or https://, like http://localhost:8000/v1")
+    if not parts.geturl().isprintable() or " " in parts.geturl():
+        raise ValueError("base_url= holds a space or another character that no address has")
     if "@" in parts.netloc:
         raise ValueError("base_url= holds a user name or password; pass api_key= or headers= instead")
     return parts

@@ -88,8 +88,7 @@ class Model:
         for call in calls:
             if call.kwargs is not last[0]:
                 last = (call.kwargs, {**self.defaults, **checked(call.kwargs, self.parameters)})
-            prompt = call.args[0] if call.args else call.kwargs["prompt"]
-            rows += self._draws(prompt, last[1], 1 if samples is None else samples, terms, seen)
+            rows += self._draws(call.args[0], last[1], 1 if samples is None else samples, terms, seen)
         return rows
 
     def _draws(self, prompt: Any, params: dict[str, Any], count: int, terms: Terms, seen: Counter[str]) -> list[Any]:

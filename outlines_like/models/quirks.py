@@ -11,7 +11,7 @@ from ..requests import Request, digest
 from ..stops import sendable
 from .refusals import Said
 
-LIMITS = ("max_tokens", "max_completion_tokens")
+OPTIONAL = ("max_tokens", "stop", "stream")  # fields that can do without: renamed, applied by us, or told whole
 UNSUPPORTED = re.compile(
     r"unsupported|not support|unrecognized|unknown|unexpected|not permitted|not allowed|extra_forbidden|extra inputs"
     r"|not available|use '?max_(completion_)?tokens'? instead"
@@ -96,7 +96,7 @@ def learnt(dialect: Dialect, said: Said, sent: Mapping[str, Any]) -> Dialect:
     if "stop" in sent and (said.param == "stop" or re.search(r"\bstop\b", words)) and not UNSUPPORTED.search(words):
         most = _number(words) or len(sent["stop"])
         return dialect._replace(stops=most) if most < len(sent["stop"]) else dialect
-    field = next((name for name in (*LIMITS, "stop", "stream") if name in sent and _about(name, said)), None)
+    field = next((name for name in OPTIONAL if name in sent and _about(name, said)), None)
     return dialect._replace(refused=dialect.refused | {field}) if field and UNSUPPORTED.search(words) else dialect
 
 

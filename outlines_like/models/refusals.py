@@ -74,7 +74,7 @@ QUOTA = (
 )
 TOO_LONG = re.compile(
     r"context[ _](length|window|size)|maximum (sequence|model) length|max_model_len|prompt is too long|too many (input )?tokens"
-    r"|(input|prompt)( \w+){0,4} (exceeds?|longer than)( \w+){0,4} (tokens|limit|maximum)|string_above_max_length"
+    r"|(input|prompt)[^.]{0,40}(exceeds?|longer than)[^.]{0,40}(tokens|limit|maximum)|string_above_max_length"
 )
 FILTERED = ("content_filter", "content_policy", "responsibleaipolicy")
 DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+(?:\.\d+)?)ms)?")
@@ -110,7 +110,7 @@ class Said(NamedTuple):
     @property
     def words(self) -> str:
         """All of them, for recognizing."""
-        return " ".join(self).lower()
+        return " ".join((self.text[:2000], *self[1:])).lower()
 
 
 def said(body: bytes) -> Said:

@@ -71,7 +71,7 @@ class Link:
             raise_for_status=False,
             trust_env=trust_env,
         )
-        self.url = yarl.URL(account.url.reveal(), encoded=True)
+        self.url = yarl.URL(account.url.reveal())
         self.dialects: dict[str, Dialect] = {}
 
     async def aclose(self) -> None:
@@ -148,7 +148,7 @@ class Remote:
         tell = self._watched if any(request.terms.live for request in asked) else self._whole
         async with aclosing(tell(asked)) as bursts:
             async for burst in bursts:
-                told = [Event(rows[row], value, done) for row, value, done in burst]
+                told = [Event(rows[row], bare(value), done) for row, value, done in burst]
                 left.difference_update(event.row for event in told if event.done)
                 if told:
                     yield told
@@ -259,7 +259,8 @@ class Remote:
             async with aclosing(self._pieces(response, telling, watch)) as bursts:
                 async for burst in bursts:
                     yield burst
-            await drain(response)
+            if telling.ended:
+                await drain(response)
         except aiohttp.ClientError:
             if not watch.fired:
                 raise
@@ -305,6 +306,13 @@ class Remote:
                     f"the connection to {place} broke before the answer was complete ({type(error).__name__})"
                 )
         return MalformedError(f"{place} does not speak HTTP as it should ({type(error).__name__})")
+
+
+def bare(value: Any) -> Any:
+    """The same value; an error without the frames it came through, as they hold what was sent and received."""
+    if isinstance(value, Failure):
+        value.error.__traceback__ = value.error.__context__ = value.error.__cause__ = None
+    return value
 
 
 async def drain(response: aiohttp.ClientResponse) -> None:

@@ -257,7 +257,7 @@ class Telling:
         self._voices: dict[int, Voice] = {}
         self._usage = Usage()
         self._fault: ModelError | None = None
-        self._ended = False
+        self.ended = False  # by the server's own word
 
     @property
     def complete(self) -> bool:
@@ -267,7 +267,7 @@ class Telling:
     @property
     def over(self) -> bool:
         """Whether to stop listening: the server has ended, or failed, or we end what it would go on with."""
-        ended = self._ended or self._fault is not None
+        ended = self.ended or self._fault is not None
         return ended or (self.complete and not all(voice.finish for voice in self._voices.values()))
 
     def fail(self, error: ModelError) -> None:
@@ -276,14 +276,14 @@ class Telling:
 
     def take(self, answer: dict[str, Any], refuse: Refuse) -> None:
         """Hear a whole answer from a server that does not stream."""
-        self._voices, self._usage, self._ended = dict(enumerate(voices(answer, refuse)[: self._asked])), usage_of(answer), True
+        self._voices, self._usage, self.ended = dict(enumerate(voices(answer, refuse)[: self._asked])), usage_of(answer), True
 
     def hear(self, datas: Iterable[bytes], refuse: Refuse) -> list[tuple[int, Completion]]:
         """The partial answers that events bring, each with the number of its choice."""
         told: list[tuple[int, Completion]] = []
         try:
             for data in datas:
-                if not self._ended:
+                if not self.ended:
                     told += self._hear(data, refuse)
         except ModelError as error:
             self.fail(error)
@@ -291,7 +291,7 @@ class Telling:
 
     def _hear(self, data: bytes, refuse: Refuse) -> Iterator[tuple[int, Completion]]:
         if data.strip() == b"[DONE]":
-            self._ended = True
+            self.ended = True
             return
         chunk = decoded(data)
         if is_error(chunk):
@@ -313,9 +313,9 @@ class Telling:
         """What each choice has come to. Choices of which nothing was heard are left out if others were."""
         fault = self._fault or UnreachableError("the stream ended before the answer was complete")
         if not self._voices:
-            nothing = MalformedError("the answer holds no choices") if self._ended else fault
+            nothing = MalformedError("the answer holds no choices") if self.ended else fault
             return {index: Failure(nothing) for index in range(self._asked)}
         heard = dict(sorted(self._voices.items()))
         ends = zip(heard.items(), settled(list(heard.values()), self._usage, self._stops), strict=True)
-        ended = self._ended and self._fault is None
+        ended = self.ended and self._fault is None
         return {index: end if ended or voice.stopped(self._stops) else Failure(fault) for (index, voice), end in ends}

@@ -15,6 +15,8 @@ from torch.nn.functional import pad
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+CACHE_NAMES = ("cache", "past_key_values")  # renamed in transformers 5
+
 
 class Net:
     """A decoder model: tokens in, logits of what follows out."""
@@ -23,7 +25,9 @@ class Net:
         self.model = model
         self.device = model.device
         self._takes = frozenset(inspect.signature(model.forward).parameters)
-        self._cache_name = "cache" if "cache" in self._takes else "past_key_values"  # renamed in transformers 5
+        self._cache_name = next((name for name in CACHE_NAMES if name in self._takes), "")
+        if not self._cache_name:
+            raise ValueError(f"{type(model).__name__} keeps its memory in a way of its own, which is not known here")
         # Only where every layer keeps all keys and values can batches be padded and joined.
         self.plain = all(type(layer) is DynamicLayer for layer in self.memory().layers)
 
@@ -64,8 +68,8 @@ class Batch:
     @property
     def weight(self) -> int:
         """Bytes that the keys and values of one token take."""
-        held = [tensor for layer in self._cache.layers for tensor in (layer.keys, layer.values) if tensor is not None]
-        return int(sum(tensor.nbytes for tensor in held)) // self._mask.numel()
+        layers = [layer for layer in self._cache.layers if getattr(layer, "keys", None) is not None]
+        return int(sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)) // self._mask.numel()
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Give each row its next token and get the logits after it."""
