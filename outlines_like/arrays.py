@@ -66,7 +66,7 @@ def cells(value: Any) -> Array:
     if isinstance(value, np.ndarray):
         return native(value.astype(object))
     if isinstance(value, Leaf):
-        return filled([value.value], ())
+        return whole(value)
     if not is_array(value):
         return filled([value.item() if isinstance(value, np.generic) else value], ())
     if frames.is_series(value):
@@ -116,14 +116,25 @@ def flatten(arguments: Sequence[Argument], signature: Signature | None, excluded
     """Broadcast all arguments against each other and list the calls in C order."""
     check_count(arguments, signature)
     core: dict[str, int] = {}
-    columns: list[Array] = []
-    for position, argument in enumerate(arguments):
-        alone = argument.name in excluded or position in excluded
-        column = filled([argument.value], ()) if alone else cells(argument.value)
-        dims = signature.dims(argument.name, position) if signature and not alone else ()
-        columns.append(fold(column, dims, core, argument.name))
-    shape = broadcast(columns, arguments)
-    return Grid(calls(columns, shape, arguments), shape, core)
+    folded: list[Array] = []
+    for argument in arguments:
+        alone = argument.name in excluded or argument.place in excluded
+        column = whole(argument.value) if alone else cells(argument.value)
+        dims = signature.dims(argument.name, argument.place) if signature and not alone else ()
+        folded.append(fold(column, dims, core, argument.name))
+    shape = broadcast(folded, arguments)
+    return Grid(calls(folded, shape, arguments), shape, core)
+
+
+def whole(value: Any) -> Array:
+    """``value`` as one element."""
+    return filled([value.value if isinstance(value, Leaf) else value], ())
+
+
+def columns(arguments: Sequence[Argument], signature: Signature | None, excluded: Iterable[int | str] = ()) -> list[Any]:
+    """The data frame columns among the arguments that are mapped over cell by cell."""
+    mapped = [a for a in arguments if a.name not in excluded and a.place not in excluded]
+    return [a.value for a in mapped if frames.is_series(a.value) and not (signature and signature.dims(a.name, a.place))]
 
 
 def check_count(arguments: Sequence[Argument], signature: Signature | None) -> None:
@@ -216,3 +227,27 @@ def core_sizes(parts: Sequence[Array], dims: tuple[str, ...], core: dict[str, in
 def index_of(row: int, shape: Shape) -> Shape:
     """Where row number ``row`` stands in an array of ``shape``."""
     return tuple(int(k) for k in np.unravel_index(row, shape)) if shape else ()
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON in which different values never look the same; TypeError if it has no stable text.
+
+    >>> plain("a"), plain(("a", b"a"))
+    ('a', ['tuple', ['a', ['bytes', '61']]])
+    """
+    if value is None or type(value) in (str, int, bool):
+        return value
+    kind = type(value).__name__
+    if type(value) in (float, complex):
+        return [kind, repr(value)]
+    if type(value) in (bytes, bytearray):
+        return [kind, value.hex()]
+    if type(value) in (list, tuple):
+        return [kind, [plain(item) for item in value]]
+    if type(value) in (set, frozenset):
+        return [kind, sorted((plain(item) for item in value), key=repr)]
+    if isinstance(value, dict) and all(type(name) is str for name in value):
+        return ["dict", {name: plain(item) for name, item in value.items()}]
+    if isinstance(value, np.ndarray):
+        return [kind, value.shape, plain(value.tolist())]
+    raise TypeError(f"{kind} {value!r:.60} has no stable text")

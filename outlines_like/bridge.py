@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from .errors import BlockingError
 from .events import Burst, Bursts, Elementwise
-from .streams import Pump
+from .streams import Pump, arriving, carrying
 
 T = TypeVar("T")
 PATIENCE = 5.0  # seconds for cleaning up, at exit and after Ctrl-C
@@ -134,7 +134,8 @@ def wait(work: Coroutine[Any, Any, T]) -> T:
 
     async def tracked() -> T:
         try:
-            return await work
+            with carrying():
+                return await work
         finally:
             done.set()
 
@@ -142,7 +143,8 @@ def wait(work: Coroutine[Any, Any, T]) -> T:
     if (errand := ERRAND.get()) is not None:
         errand.begin(future)
     try:
-        return future.result()
+        with arriving():
+            return future.result()
     except BaseException:
         if future.cancel():
             done.wait(PATIENCE)

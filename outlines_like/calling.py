@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Self, TypeVar
@@ -11,8 +11,9 @@ from weakref import WeakSet
 from . import arrays, bridge, frames
 from .arrays import Grid
 from .errors import RowErrors
-from .events import Elementwise, Event, Failure
+from .events import Burst, Elementwise, Failure
 from .signatures import Signature, parse
+from .streams import arriving
 
 T = TypeVar("T")
 Index = tuple[int, ...]
@@ -47,33 +48,24 @@ class Work:
         return self.grid.shape if self.samples is None else (*self.grid.shape, self.samples)
 
     async def values(self) -> list[Any]:
-        """The answer of every row; with ``fail_fast``, None for those that the first failure cancelled."""
-        values: list[Any] = [UNRUN] * len(self.rows)
-        done = 0
-        async with aclosing(self.run(self.rows)) as bursts:
-            async for burst in bursts:
-                finished = [event for event in burst if event.done]
-                for row, value, _ in finished:
-                    values[row] = value
-                done += len(finished)
-                self.tell(done)
-                if self.options.fail_fast and any(isinstance(event.value, Failure) for event in finished):
-                    return [None if value is UNRUN else value for value in values]
-        return values
+        """The answer of every row."""
+        tally = Tally(self)
+        with arriving():
+            async with aclosing(self.run(self.rows)) as bursts:
+                async for burst in bursts:
+                    tally.note(burst)
+                    if tally.over:
+                        break
+        return tally.answers
 
-    def tell(self, done: int) -> None:
-        """Show progress to whoever asked for it."""
-        if self.options.progress is not None:
-            self.options.progress(done, len(self.rows))
-
-    def result(self, values: list[Any]) -> Any:
+    def result(self, values: Sequence[Any]) -> Any:
         """The answers in the shape of the call, or the errors of those that failed."""
         errors = {i: value.error for i, value in enumerate(values) if isinstance(value, Failure)}
         if not errors or self.options.on_error == "missing":
             return self.shaped([None if isinstance(value, Failure) else value for value in values])
         if self.options.on_error == "raise" and not self.shape:
             raise errors[0]
-        whole = self.shaped([errors.get(i, value) for i, value in enumerate(values)])
+        whole = self.shaped([errors.get(i) if isinstance(value, Failure) else value for i, value in enumerate(values)])
         if self.options.on_error == "raise":
             raise self.failed(errors, whole)
         return whole
@@ -111,7 +103,12 @@ class Work:
         if dims:
             return arrays.expand(values, dims, self.shape, self.grid.core, self.samples)
         whole = arrays.unflatten(values, self.shape)
-        return frames.like(self.columns, whole) if self.columns and len(self.shape) == 1 and self.samples is None else whole
+        return frames.like(self.columns, whole) if self.is_column else whole
+
+    @property
+    def is_column(self) -> bool:
+        """Whether the answers are one column, like one that came in."""
+        return bool(self.columns) and self.samples is None and self.shape == (len(self.columns[0]),)
 
 
 def blank(value: Any) -> bool:
@@ -119,59 +116,75 @@ def blank(value: Any) -> bool:
     return value is None or isinstance(value, Exception)
 
 
+class Tally:
+    """What has come of one call so far."""
+
+    def __init__(self, work: Work) -> None:
+        self.work, self.values, self.done, self.over = work, [UNRUN] * len(work.rows), 0, False
+
+    @property
+    def answers(self) -> list[Any]:
+        """The answer of every row; None for those that a first failure cancelled."""
+        return [None if value is UNRUN else value for value in self.values] if self.over else self.values
+
+    def note(self, burst: Burst) -> None:
+        """Keep the answers of a burst, and tell whoever asked for progress."""
+        finished = [event for event in burst if event.done]
+        for row, value, _ in finished:
+            self.values[row] = value
+        self.done += len(finished)
+        self.over = self.work.options.fail_fast and any(isinstance(event.value, Failure) for event in finished)
+        if self.work.options.progress is not None and finished:
+            self.work.options.progress(self.done, len(self.work.rows))
+
+    def snapshots(self, burst: Burst) -> Iterator[tuple[Index, Any, bool]]:
+        """A burst as a reader sees it. A single answer's error is raised, not shown."""
+        self.note(burst)
+        shape, on_error = self.work.shape, self.work.options.on_error
+        for row, value, done in burst:
+            if not isinstance(value, Failure):
+                yield arrays.index_of(row, shape), value, done
+            elif on_error != "raise":
+                yield arrays.index_of(row, shape), value.error if on_error == "return" else None, done
+            elif shape:
+                yield arrays.index_of(row, shape), value, done
+
+
 class Stream(Generic[T]):
     """Snapshots ``(index, value so far, done)`` as they come, for ``for`` and for ``async for``.
 
-    Nothing runs until it is iterated. Leaving early, by ``break``, ``close()`` or the end of a ``with`` block, cancels what is
-    under way. A failed row's last value is a ``Failure``; with ``on_error="raise"`` its error is raised at the end.
+    Nothing runs until it is iterated. Leaving early, by ``break``, ``close()`` or the end of a ``with`` block, cancels
+    what is under way. A failed row's last value is a ``Failure``; with ``on_error="raise"`` its error is raised at the end.
     """
 
     def __init__(self, work: Callable[[], Work]) -> None:
         self._make = work
         self._open: WeakSet[Any] = WeakSet()  # weak, so that a reader who just drops his iterator closes it
 
-    def _snapshot(self, work: Work, event: Event) -> tuple[Index, T, bool]:
-        value = event.value
-        if isinstance(value, Failure) and work.options.on_error != "raise":
-            value = value.error if work.options.on_error == "return" else None
-        return arrays.index_of(event.row, work.shape), value, event.done
-
     def __iter__(self) -> Iterator[tuple[Index, T, bool]]:
-        snapshots = self._sync()
+        snapshots = self._snapshots()
         self._open.add(snapshots)
         return snapshots
 
-    def _sync(self) -> Iterator[tuple[Index, T, bool]]:
-        work, errors = self._make(), dict[int, Exception]()
+    def _snapshots(self) -> Iterator[tuple[Index, T, bool]]:
+        tally = Tally(work := self._make())
         with closing(bridge.iterate(work.run(work.rows))) as bursts:
             for burst in bursts:
-                for event in burst:
-                    if self._fails(work, event, errors):
-                        raise event.value.error
-                    yield self._snapshot(work, event)
-        self._finish(work, errors)
+                yield from tally.snapshots(burst)
+                if tally.over:
+                    break
+        work.result(tally.answers)
 
     async def __aiter__(self) -> AsyncIterator[tuple[Index, T, bool]]:
-        work, errors = self._make(), dict[int, Exception]()
-        async with aclosing(work.run(work.rows)) as bursts:
-            async for burst in bursts:
-                for event in burst:
-                    if self._fails(work, event, errors):
-                        raise event.value.error
-                    yield self._snapshot(work, event)
-        self._finish(work, errors)
-
-    def _fails(self, work: Work, event: Event, errors: dict[int, Exception]) -> bool:
-        """Note a failure; true where it ends the stream."""
-        if not isinstance(event.value, Failure) or work.options.on_error != "raise":
-            return False
-        errors[event.row] = event.value.error
-        return work.options.fail_fast or not work.shape
-
-    def _finish(self, work: Work, errors: Mapping[int, Exception]) -> None:
-        if errors:
-            partial = [errors.get(i) for i in range(len(work.rows))]
-            raise work.failed(errors, arrays.unflatten(partial, work.shape))
+        tally = Tally(work := self._make())
+        with arriving():
+            async with aclosing(work.run(work.rows)) as bursts:
+                async for burst in bursts:
+                    for snapshot in tally.snapshots(burst):
+                        yield snapshot
+                    if tally.over:
+                        break
+        work.result(tally.answers)
 
     def close(self) -> None:
         """End every plain iteration of this stream."""
@@ -185,14 +198,13 @@ class Stream(Generic[T]):
         self.close()
 
 
-def choose(
-    signature: str | None = None,
-    excluded: Iterable[int | str] = (),
-    on_error: str = "raise",
-    fail_fast: bool = False,
-    progress: Callable[[int, int], object] | None = None,
-) -> Options:
-    """Options, checked."""
-    if on_error not in ON_ERROR:
-        raise ValueError(f"on_error={on_error!r}; it is one of {', '.join(map(repr, ON_ERROR))}")
-    return Options(parse(signature) if signature else None, tuple(excluded), on_error, fail_fast, progress)
+def choose(options: Options, given: Mapping[str, Any]) -> Options:
+    """``options`` with those that are ``given``, checked."""
+    for name in given:
+        if name not in Options._fields:
+            raise TypeError(f"vectorize has no option {name!r}; it takes concurrency, {', '.join(Options._fields)}")
+    chosen = options._replace(**given)
+    if chosen.on_error not in ON_ERROR:
+        raise ValueError(f"on_error={chosen.on_error!r}; it is one of {', '.join(map(repr, ON_ERROR))}")
+    signature = parse(chosen.signature) if isinstance(chosen.signature, str) else chosen.signature
+    return chosen._replace(signature=signature, excluded=tuple(chosen.excluded))

@@ -177,5 +177,12 @@ class WorkerError(ModelError):
     """A local worker did not start, or died."""
 
 
+class Abort(Exception):
+    """Carries a SystemExit or KeyboardInterrupt of the user's code through the event loop, which would end with it."""
+
+    def __init__(self, cause: BaseException) -> None:
+        self.cause = cause
+
+
 class StoreWarning(UserWarning):
     """The store is not usable, or a value in it is not."""

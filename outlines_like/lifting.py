@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import operator
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar, overload
@@ -12,8 +11,8 @@ from typing import Any, Generic, TypeVar, overload
 from . import arrays, bridge, cache, frames
 from .arrays import Array
 from .calling import Options, Stream, Work, choose
+from .checks import count
 from .events import Layer, stack
-from .layers import batched
 from .occasions import scope
 from .running import each, in_lists
 from .signatures import bind, form_of
@@ -22,7 +21,6 @@ from .targets import FunctionTarget, Given, Plan, Target, answered
 T = TypeVar("T")
 Fn = Callable[..., Any]
 Scalar = str | bytes | int | float | Mapping[str, Any] | None
-CONCURRENCY = 64  # threads or tasks for a lifted function, unless the caller says otherwise
 
 
 class Lifted(Generic[T]):
@@ -36,9 +34,9 @@ class Lifted(Generic[T]):
 
     def _work(self, args: tuple[Any, ...], samples: int | None, kwargs: Mapping[str, Any], live: bool = False) -> Work:
         """Check and take apart a call. Nothing runs yet."""
-        samples = counted(samples)
+        samples = None if samples is None else count("samples", samples, 0)
         arguments = bind(self.__signature__, args, kwargs)
-        columns = [argument.value for argument in arguments if frames.is_series(argument.value)]
+        columns = arrays.columns(arguments, self.options.signature, self.options.excluded)
         frames.check_labels(columns)
         grid = arrays.flatten(arguments, self.options.signature, self.options.excluded)
         terms = cache.terms(live=live, scope=scope())
@@ -78,36 +76,29 @@ class Lifted(Generic[T]):
         return Lifted(self.target.layered(*layers), self.fn, self.options, self.__signature__)
 
     def __get__(self, owner: object, kind: type | None = None) -> Lifted[T]:
-        return self if owner is None else lift(types.MethodType(self.fn, owner), self.options)
+        if owner is None or self.target.bound(owner) is self.target:
+            return self
+        return Lifted(self.target.bound(owner), types.MethodType(self.fn, owner), self.options)
 
     def __repr__(self) -> str:
         return f"vectorize({getattr(self.fn, '__qualname__', self.fn)})"
 
 
-def counted(samples: Any) -> int | None:
-    """A number of samples, checked."""
-    if samples is None:
-        return None
-    if isinstance(samples, bool) or operator.index(samples) < 0:
-        raise ValueError(f"samples={samples!r}; give a number of samples, or None for one answer without an axis of its own")
-    return operator.index(samples)
+def lift(fn: Any, concurrency: int | None = None, **given: Any) -> Lifted[Any]:
+    """A lifted function: of a lifted one with further options, of a target, or of a plain function."""
+    if not isinstance(fn, Lifted):
+        fn = Lifted(target_of(fn), fn, Options())
+    target = fn.target if concurrency is None else fn.target.bounded(concurrency)
+    return Lifted(target, fn.fn, choose(fn.options, given), fn.__signature__)
 
 
-def lift(fn: Any, options: Options, concurrency: int | None = None) -> Lifted[Any]:
-    """A lifted function: of a lifted one with these options, of a target, or of a plain function."""
-    if isinstance(fn, Lifted):
-        return Lifted(fn.target, fn.fn, options, fn.__signature__)
+def target_of(fn: Any) -> Target:
+    """What runs ``fn``."""
     if isinstance(fn, Target):
-        bounded = fn.layered(batched(by=family, concurrency=concurrency)) if concurrency else fn
-        return Lifted(bounded, fn, options)  # type: ignore[arg-type]
+        return fn
     if not callable(fn):
         raise TypeError(f"vectorize takes a model or a function, not {type(fn).__name__} {fn!r:.60}")
-    return Lifted(FunctionTarget(fn, each(fn, concurrency or CONCURRENCY)), fn, options)
-
-
-def family(row: Any) -> str:
-    """What rows that differ in the sample number alone have in common."""
-    return str(row.family)
+    return FunctionTarget(fn, each)
 
 
 class Vectorize:
@@ -119,10 +110,10 @@ class Vectorize:
     gives None.
 
     Arguments: ``signature`` in NumPy's gufunc notation ("(m),()->()", or with names, "texts:(m), k:()->()") says which
-    axes ``fn`` takes whole, as object arrays; ``excluded`` names arguments (or their positions) that are one element each;
-    ``concurrency`` bounds how many rows are under way (default 64; for a model, its own limit); ``on_error`` is "raise" (the other
-    rows finish first, then :class:`RowErrors`), "return" (the error stands in its cell) or "missing" (None does); with
-    ``fail_fast`` the first failure cancels the rest; ``progress`` is called with rows done and rows in all.
+    axes ``fn`` takes whole, as object arrays; ``excluded`` names (or counts) arguments that are one element each;
+    ``concurrency`` bounds how many rows are under way (default 64; for a model, its own limit); ``on_error`` is "raise"
+    (the other rows finish first, then :class:`RowErrors`), "return" (the error stands in its cell) or "missing" (None
+    does); with ``fail_fast`` the first failure cancels the rest; ``progress`` is called with rows done and rows in all.
 
     The result also has ``acall`` (awaited), ``stream`` (watched) and ``plan`` (what would be done).
 
@@ -138,7 +129,7 @@ class Vectorize:
     @overload
     def __call__(self, fn: Any, **options: Any) -> Lifted[Any]: ...
     def __call__(self, fn: Any, *, concurrency: int | None = None, **options: Any) -> Lifted[Any]:
-        return lift(fn, choose(**options), concurrency)
+        return lift(fn, concurrency, **options)
 
     def batched(self, fn: Fn, *, size: int = 32, concurrency: int = 1, **options: Any) -> Lifted[Any]:
         """Lift a function from lists to a list: each of its arguments comes as a list of up to ``size`` values.
@@ -147,7 +138,8 @@ class Vectorize:
         >>> ol.vectorize.batched(lambda words: [w.upper() for w in words])(["a", "b"]).tolist()
         ['A', 'B']
         """
-        return Lifted(FunctionTarget(fn, in_lists(fn, size, concurrency)), fn, choose(**options))
+        target = FunctionTarget(fn, functools.partial(in_lists, count("size", size)), count("concurrency", concurrency))
+        return Lifted(target, fn, choose(Options(), options))
 
 
 vectorize = Vectorize()

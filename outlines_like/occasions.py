@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import types
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import cached_property
-from types import CodeType
 from typing import Any, NamedTuple
 
-from .arrays import Call
+from .arrays import Call, plain
 from .requests import Terms, digest
+from .signatures import form_of
 
 Fn = Callable[..., Any]
 
@@ -44,7 +46,8 @@ class Occasion:
     """One call of a lifted function. Names are made only if somebody asks: most functions call no model."""
 
     def __init__(self, fn: Fn, calls: Sequence[Call], samples: int | None, terms: Terms) -> None:
-        self.fn, self.calls, self.samples, self.terms = fn, calls, samples or 1, terms
+        self.fn, self.calls, self.terms = fn, calls, terms
+        self.samples = 1 if samples is None else samples
 
     def rows(self) -> list[Row]:
         """All rows, the samples of a call side by side."""
@@ -55,12 +58,13 @@ class Occasion:
     @cached_property
     def function(self) -> str:
         """The function's name in a store."""
-        return digest(identity(self.fn))
+        return digest(plain(identity(self.fn)))
 
     @cached_property
     def digests(self) -> list[str | None]:
         """A digest of each call's arguments, None where they have no stable text."""
-        return [arguments(call) for call in self.calls]
+        form = form_of(self.fn)
+        return [arguments(form, call) for call in self.calls]
 
     @cached_property
     def occurrences(self) -> list[int]:
@@ -97,10 +101,12 @@ def scope() -> str:
     return row.scope if row is not None else ""
 
 
-def arguments(call: Call) -> str | None:
-    """A digest of a call's arguments, if they have a stable text."""
+def arguments(form: inspect.Signature, call: Call) -> str | None:
+    """A digest of a call's arguments, defaults included, if they have a stable text."""
     try:
-        return digest([call.args, call.kwargs])
+        bound = form.bind(*call.args, **call.kwargs)
+        bound.apply_defaults()
+        return digest(plain(bound.arguments))
     except (TypeError, ValueError):
         return None
 
@@ -109,15 +115,19 @@ def identity(fn: Fn) -> list[Any]:
     """What tells a function from others, in every process: its name, and for closures and lambdas what they hold."""
     if isinstance(fn, functools.partial):
         return [identity(fn.func), fn.args, fn.keywords]
+    if isinstance(fn, types.MethodType):
+        raise TypeError(f"{fn!r} belongs to an object, so its answers can't be stored; wrap it in a plain function")
     code = getattr(fn, "__code__", None)
-    if not isinstance(code, CodeType) or getattr(fn, "__self__", None) is not None:
+    if not isinstance(code, types.CodeType):
         raise TypeError(f"{fn!r} has no stable name, so its answers can't be stored; wrap it in a plain function")
     name = [fn.__module__, fn.__qualname__]
-    cells = [cell.cell_contents for cell in getattr(fn, "__closure__", None) or ()]
-    return [*name, text_of(code), cells] if cells or "<lambda>" in fn.__qualname__ else name
+    if "<" not in fn.__qualname__:
+        return name
+    held = [cell.cell_contents for cell in getattr(fn, "__closure__", None) or ()]
+    return [*name, text_of(code), held, getattr(fn, "__defaults__", None), getattr(fn, "__kwdefaults__", None)]
 
 
-def text_of(code: CodeType) -> list[Any]:
+def text_of(code: types.CodeType) -> list[Any]:
     """A function's code as plain values."""
-    constants = [text_of(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
+    constants = [text_of(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts]
     return [code.co_code.hex(), constants, code.co_names]

@@ -24,12 +24,23 @@ class Message(msgspec.Struct, frozen=True, gc=False):
         """A message from a dict with ``role`` and ``content``, as chat servers write it."""
         if isinstance(turn, Message):
             return turn
-        rest = {name: value for name, value in turn.items() if name not in ("role", "content")}
-        return cls(turn["role"], turn.get("content"), rest)
+        rest = {name: native(value) for name, value in turn.items() if name not in ("role", "content")}
+        return cls(turn["role"], native(turn.get("content")), rest)
 
     def wire(self) -> dict[str, Any]:
         """The dict that chat servers read."""
         return {"role": self.role, "content": self.content, **self.extra}
+
+
+def native(value: Any) -> Any:
+    """The value with text, numbers and containers of other types (NumPy's, say) made Python's own."""
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(name): native(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [native(item) for item in value]
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 class Terms(msgspec.Struct, frozen=True, gc=False):

@@ -13,9 +13,10 @@ from contextvars import copy_context
 from typing import Any
 
 from .bridge import Errand
+from .errors import Abort
 from .events import Burst, Bursts, Elementwise, Event, Failure
 from .occasions import CURRENT, Row
-from .streams import Mailbox, interleave
+from .streams import Mailbox, carrying, interleave
 
 Fn = Callable[..., Any]
 
@@ -73,10 +74,11 @@ class Gang:
         """Take rows until there are none; runs in a thread."""
         error: BaseException | None = None
         try:
-            for i, row in self.rows:
-                if self.errand.over:
-                    break
-                self.report(Event(i, self.value(row)))
+            with carrying():
+                for i, row in self.rows:
+                    if self.errand.over:
+                        break
+                    self.report(Event(i, self.value(row)))
         except BaseException as broken:
             error = broken
         with suppress(RuntimeError):  # the loop is closed: nobody waits
@@ -92,6 +94,8 @@ class Gang:
                 self.errand.begin(future)
                 value = future.result()
             return value
+        except Abort:
+            raise
         except Exception as error:
             return Failure(error)
 
@@ -117,7 +121,8 @@ class Gang:
 
 async def finish(value: Any) -> Any:
     """Any awaitable as a coroutine."""
-    return await value
+    with carrying():
+        return await value
 
 
 def threaded(fn: Fn, concurrency: int) -> Elementwise:
@@ -134,7 +139,7 @@ def threaded(fn: Fn, concurrency: int) -> Elementwise:
     return threaded_run
 
 
-def in_lists(fn: Fn, size: int, concurrency: int) -> Elementwise:
+def in_lists(size: int, fn: Fn, concurrency: int) -> Elementwise:
     """A function from lists to a list: each argument comes as the list of its values in up to ``size`` rows."""
     run_lists = each(fn, concurrency)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from math import prod
 from typing import Any, NamedTuple
 
@@ -24,11 +24,18 @@ class Vote(NamedTuple):
 
 def tally(samples: Iterable[Any]) -> Vote:
     """The vote of one row of samples. What is missing does not vote; among equals the answer seen first wins."""
-    counts = Counter(sample for sample in samples if not missing(sample) and not isinstance(sample, Exception))
+    given = [sample for sample in samples if not missing(sample) and not isinstance(sample, Exception)]
+    counts = Counter(map(ballot, given))
     if not counts:
         return Vote(None, 0.0, {})
-    answer, votes = counts.most_common(1)[0]
+    winner, votes = counts.most_common(1)[0]
+    answer = next(sample for sample in given if ballot(sample) == winner)
     return Vote(answer, votes / counts.total(), dict(counts.most_common()))
+
+
+def ballot(answer: Any) -> Any:
+    """What an answer is counted under: itself, or its text where it is a list or dict."""
+    return answer if isinstance(answer, Hashable) and not isinstance(answer, tuple) else repr(answer)
 
 
 def vote(samples: Any) -> Any:

@@ -75,11 +75,12 @@ def dims(inside: str, text: str) -> tuple[str, ...]:
 
 
 class Argument(NamedTuple):
-    """One bound argument. ``keyword`` is None where it is passed by position."""
+    """One bound argument. ``keyword`` is None where it is passed by position; ``place`` counts the parameters."""
 
     name: str
     value: Any
     keyword: str | None
+    place: int = 0
 
 
 def bind(form: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Argument]:
@@ -88,18 +89,17 @@ def bind(form: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, An
         bound = form.bind(*args, **kwargs)
     except TypeError as error:
         raise TypeError(f"{error}{hint(form, kwargs)}") from None
-    positional = iter(bound.args)
     found: list[Argument] = []
-    for name, value in bound.arguments.items():
-        kind = form.parameters[name].kind
-        if kind is inspect.Parameter.VAR_POSITIONAL:
-            found += [Argument(name, next(positional), None) for _ in value]
-        elif kind is inspect.Parameter.VAR_KEYWORD:
-            found += [Argument(key, item, key) for key, item in value.items()]
-        elif name in bound.kwargs:
-            found.append(Argument(name, value, name))
+    for place, (name, parameter) in enumerate(form.parameters.items()):
+        if name not in bound.arguments:
+            continue
+        value = bound.arguments[name]
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            found += [Argument(name, item, None, place + k) for k, item in enumerate(value)]
+        elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            found += [Argument(key, item, key, place) for key, item in value.items()]
         else:
-            found.append(Argument(name, next(positional), None))
+            found.append(Argument(name, value, name if name in bound.kwargs else None, place))
     return found
 
 

@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
-from contextlib import aclosing
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import aclosing, contextmanager
 from itertools import islice
 from typing import Any, Self
 
-from .events import Burst, Bursts, Event
+from .errors import Abort
+from .events import Burst, Bursts
 
 SLACK = 4096  # events that a slow reader may fall behind before partial values are dropped
+
+
+@contextmanager
+def carrying() -> Iterator[None]:
+    """Pack what would end an event loop."""
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise Abort(error) from None
+
+
+@contextmanager
+def arriving() -> Iterator[None]:
+    """Unpack it where the user's own code goes on."""
+    try:
+        yield
+    except Abort as abort:
+        raise abort.cause from None
 
 
 class Mailbox:
@@ -26,6 +45,11 @@ class Mailbox:
         self._news = asyncio.Event()
         self._error: BaseException | None = None
         self._closed = False
+
+    @property
+    def unread(self) -> bool:
+        """Whether something waits to be taken."""
+        return bool(self._events)
 
     def post(self, burst: Burst) -> None:
         """Add ``burst``; never blocks."""
@@ -53,12 +77,18 @@ class Mailbox:
         return None
 
 
+async def carried(work: Coroutine[Any, Any, None]) -> None:
+    """Do ``work`` in a task that can't end its loop."""
+    with carrying():
+        await work
+
+
 class Crew:
     """Tasks with one owner. They post to a mailbox, which closes when the last has ended or the first has failed."""
 
     def __init__(self, mailbox: Mailbox, works: Iterable[Coroutine[Any, Any, None]]) -> None:
         self.mailbox = mailbox
-        self._tasks = [asyncio.ensure_future(work) for work in works]
+        self._tasks = [asyncio.ensure_future(carried(work)) for work in works]
         self._left = len(self._tasks)
         for task in self._tasks:
             task.add_done_callback(self._ended)
@@ -91,6 +121,8 @@ async def interleave(make: Callable[[Any], Bursts], items: Iterable[Any], limit:
             async with aclosing(make(item)) as bursts:
                 async for burst in bursts:
                     mailbox.post(burst)
+            if mailbox.unread:
+                await asyncio.sleep(0)  # let the reader have his say, also where nothing else waits
             try:
                 item = next(shared)
             except StopIteration:
@@ -128,8 +160,3 @@ class Pump:
     async def stop(self) -> None:
         """Close the stream."""
         await self._crew.stop()
-
-
-def settled(burst: Burst) -> list[Event]:
-    """The answers in a burst, without partial values."""
-    return [event for event in burst if event.done]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from .arrays import Call
+from .checks import count
 from .events import Bursts, Elementwise, Event, Layer, stack, subset
 from .occasions import Occasion
 from .requests import Terms
@@ -51,13 +53,21 @@ class Target(Protocol):
     def layered(self, *layers: Layer) -> Target:
         """The same, with layers round it."""
 
+    def bounded(self, concurrency: int) -> Target:
+        """The same, with at most ``concurrency`` rows under way."""
+
+    def bound(self, owner: object) -> Target:
+        """The same as a method of ``owner``."""
+
 
 @dataclass(frozen=True)
 class FunctionTarget:
-    """A Python function and the backend that runs it."""
+    """A Python function, and how it is run: ``make(fn, concurrency)`` with ``layers`` round it."""
 
     fn: Fn
-    backend: Elementwise
+    make: Callable[[Fn, int], Elementwise]
+    concurrency: int = 64
+    layers: tuple[Layer, ...] = ()
     signature: Signature | None = None
 
     def prepare(self, calls: Sequence[Call], samples: int | None, terms: Terms) -> list[Any]:
@@ -67,7 +77,7 @@ class FunctionTarget:
 
     def run(self, rows: Sequence[Any], /) -> Bursts:
         """Call the function."""
-        return self.backend(rows)
+        return stack(self.make(self.fn, self.concurrency), *self.layers)(rows)
 
     def preview(self, rows: Sequence[Any]) -> Plan:
         """One call a row."""
@@ -75,7 +85,15 @@ class FunctionTarget:
 
     def layered(self, *layers: Layer) -> FunctionTarget:
         """The same function with layers round it."""
-        return replace(self, backend=stack(self.backend, *layers))
+        return replace(self, layers=(*self.layers, *layers))
+
+    def bounded(self, concurrency: int) -> FunctionTarget:
+        """The same function, ``concurrency`` rows at a time."""
+        return replace(self, concurrency=count("concurrency", concurrency))
+
+    def bound(self, owner: object) -> FunctionTarget:
+        """The same function as a method."""
+        return replace(self, fn=types.MethodType(self.fn, owner))
 
 
 def arguments_missing(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

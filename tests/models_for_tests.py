@@ -52,7 +52,12 @@ CONFIGS: dict[str, Any] = {
     ),
     "gpt2": lambda: transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4),
     "mistral": lambda: transformers.MistralConfig(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, sliding_window=8
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=8,
     ),
 }
 

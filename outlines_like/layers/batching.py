@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from ..checks import count
 from ..events import Bursts, Elementwise, Layer, subset
 from ..streams import interleave
 
@@ -33,6 +34,9 @@ def plan(rows: Sequence[Any], size: int | None, by: By = together) -> list[list[
 
 def batched(size: int | None = None, *, by: By = together, concurrency: int = 64) -> Layer:
     """Run rows in batches, at most ``concurrency`` at a time."""
+
+    count("concurrency", concurrency)
+    count("size", 1 if size is None else size)
 
     def layer(run: Elementwise) -> Elementwise:
         async def batched_run(rows: Sequence[Any]) -> Bursts:

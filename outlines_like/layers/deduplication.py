@@ -96,11 +96,11 @@ def deduped() -> Layer:
             theirs = [same[0] for key, same in askers.items() if key in sky.table]
             mine = [same[0] for key, same in askers.items() if key not in sky.table]
             ours = sky.claim(rows[i].key for i in mine)
-            lead = leading(subset(run, rows, mine), rows, sky, ours)
+            parts = [leading(subset(run, rows, mine), rows, sky, ours)] if mine else []
             if theirs:
-                lead = interleave(lambda part: part, [lead, following(sky.follow(rows, theirs), deduped_run, rows)], 2)
+                parts.append(following(sky.follow(rows, theirs), deduped_run, rows))
             try:
-                async with aclosing(lead) as bursts:
+                async with aclosing(parts[0] if len(parts) == 1 else interleave(lambda part: part, parts, 2)) as bursts:
                     async for burst in bursts:
                         yield [Event(i, value, done) for row, value, done in burst for i in askers[rows[row].key]]
             finally:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
+from ..checks import count
 from ..events import Bursts, Elementwise, Layer
 
 
@@ -15,17 +17,18 @@ class Limit:
     """At most ``size`` holders at once; those who wait get in by order of arrival."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.held = size, 0
+        self.size, self.held = count("limit", size), 0
+        self._lock = threading.Lock()  # an async function may be limited over several loops
         self._queue: deque[asyncio.Future[None]] = deque()
 
     async def __aenter__(self) -> None:
-        if self.held < self.size and not self._queue:
-            self.held += 1
-            return
-        turn = asyncio.get_running_loop().create_future()
-        self._queue.append(turn)
+        with self._lock:
+            if self.held < self.size:
+                self.held += 1
+                return
+            self._queue.append(turn := asyncio.get_running_loop().create_future())
         try:
-            await turn  # whoever leaves hands its place over, so that held stays as it is
+            await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 self._leave()
@@ -35,12 +38,16 @@ class Limit:
         self._leave()
 
     def _leave(self) -> None:
-        while self._queue:
-            turn = self._queue.popleft()
-            if not turn.done():
-                turn.set_result(None)
+        """Hand the place to whoever waits longest, if anybody does."""
+        with self._lock:
+            if not self._queue:
+                self.held -= 1
                 return
-        self.held -= 1
+            turn = self._queue.popleft()
+        turn.get_loop().call_soon_threadsafe(self._enter, turn)
+
+    def _enter(self, turn: asyncio.Future[None]) -> None:
+        self._leave() if turn.done() else turn.set_result(None)
 
     async def aclose(self) -> None:
         """Nothing is held beyond the process."""

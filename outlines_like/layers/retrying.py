@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from ..checks import count
 from ..errors import ModelError
 from ..events import Burst, Bursts, Elementwise, Event, Failure, Layer, subset
 
@@ -33,6 +34,8 @@ def retried(
     wait: Callable[[int, Collection[Exception]], float] = backoff,
 ) -> Layer:
     """Give rows whose failure may pass another go, ``attempts`` in all, unless they already spoke."""
+
+    count("attempts", attempts)
 
     def layer(run: Elementwise) -> Elementwise:
         async def retried_run(rows: Sequence[Any]) -> Bursts:

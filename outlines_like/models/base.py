@@ -13,7 +13,7 @@ from ..bridge import hosted
 from ..calling import Options, Stream
 from ..errors import PromptError
 from ..events import Bursts, Elementwise, Event, Failure, Layer, stack
-from ..layers import guarded
+from ..layers import batched, guarded
 from ..layers.caching import known
 from ..lifting import Lifted, Scalar
 from ..requests import Completion, Message, Request, Terms
@@ -23,6 +23,11 @@ from .parameters import COMMON, Check, checked, form
 
 SIGNATURE = parse("prompt:(), stop:(m?) -> ()")
 View = Callable[[Completion], Any]
+
+
+def family(request: Request) -> str:
+    """What requests that differ in the sample number alone have in common: they may be one call."""
+    return request.family
 
 
 def text_of(completion: Completion) -> str:
@@ -97,8 +102,8 @@ class Model:
             return [Given(None)] * count
         try:
             first = Request(self.endpoint, self.name, prompt_of(prompt), params, 0, 0, terms)
-        except PromptError as error:
-            return [Given(Failure(error))] * count
+        except UnicodeEncodeError as error:
+            return [Given(Failure(surrogate(error)))] * count
         occurrence = seen[first.stem]
         seen[first.stem] += 1
         return [first.draw(occurrence, sample) for sample in range(count)]
@@ -113,6 +118,14 @@ class Model:
     def layered(self, *layers: Layer) -> Model:
         """The same model with more layers round it."""
         return self._with(layers=(*self.layers, *layers))
+
+    def bounded(self, concurrency: int) -> Model:
+        """The same model with at most ``concurrency`` requests of one call under way."""
+        return self.layered(batched(by=family, concurrency=concurrency))
+
+    def bound(self, owner: object) -> Model:
+        """The same: a model is no method."""
+        return self
 
     def _with(self, *, layers: Sequence[Layer] | None = None, view: View | None = None) -> Model:
         return Model(
@@ -166,24 +179,17 @@ class Model:
 def prompt_of(value: Any) -> str | tuple[Message, ...]:
     """A prompt, checked: text or a conversation."""
     if isinstance(value, str):
-        return valid(value)
+        if not value.isascii():
+            value.encode()
+        return str(value)
     if is_conversation(value):
-        turns = tuple(Message.of(turn) for turn in value)
-        for turn in turns:
-            valid(turn.content if isinstance(turn.content, str) else "")
-        return turns
+        return tuple(Message.of(turn) for turn in value)
     if is_message(value):
         raise TypeError(f"a prompt is one message, {value!r:.80}; a conversation is a list of messages: put it in a list")
     kind = type(value).__name__
     raise TypeError(f"a prompt is {kind} {value!r:.80}; give text, or a conversation (a list of dicts with 'role', 'content')")
 
 
-def valid(text: str) -> str:
-    """The text, if it is valid Unicode."""
-    try:
-        if not text.isascii():
-            text.encode()
-    except UnicodeEncodeError as error:
-        broken = text[error.start]
-        raise PromptError(f"the prompt is not valid text: lone surrogate {broken!r} at position {error.start}") from None
-    return str(text)
+def surrogate(error: UnicodeEncodeError) -> PromptError:
+    """What is wrong with a text that can't be encoded."""
+    return PromptError(f"the prompt is not valid text: lone surrogate {error.object[error.start]!r} at position {error.start}")

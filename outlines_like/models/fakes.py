@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from ..arrays import plain
 from ..events import Burst, Bursts, Event, Failure
 from ..layers import batched, cached, deduped, limited, retried
-from ..occasions import identity
+from ..occasions import identity, text_of
 from ..requests import Completion, Request, Usage, digest
 from ..stops import cut
-from .base import Model
+from .base import Model, family
 
 Answer = Callable[[Request], str]
 Fail = Callable[[Request], Exception | None]
@@ -20,6 +21,15 @@ Fail = Callable[[Request], Exception | None]
 def shout(request: Request) -> str:
     """The prompt in capitals."""
     return request.text.upper()
+
+
+def named(answer: Answer) -> str:
+    """What tells one fake's answers from another's: the function's code, and what it holds as far as that has a text."""
+    try:
+        return digest(plain(identity(answer)))
+    except TypeError:
+        code = getattr(answer, "__code__", type(answer).__call__.__code__)
+        return digest(plain([type(answer).__qualname__, text_of(code)]))
 
 
 def fake(
@@ -53,9 +63,9 @@ def fake(
             await asyncio.sleep(0)
         yield [Event(i, answer_to(request, answer, fail)) for i, request in enumerate(requests)]
 
-    batches = batched(by=lambda request: request.family, concurrency=concurrency)
+    batches = batched(by=family, concurrency=concurrency)
     layers = [retried(retries + 1), limited(concurrency), batches, deduped(), cached()]
-    kind = f"fake:{digest(identity(answer))}:{'chat' if chat else 'text'}"
+    kind = f"fake:{named(answer)}:{'chat' if chat else 'text'}"
     return Model(name, run, endpoint=kind, defaults=defaults, layers=layers)
 
 

@@ -8,28 +8,25 @@ from typing import Any
 
 import msgspec
 
+from ..checks import count
+from ..requests import native
 from ..signatures import nearest
 
 Check = Callable[[str, Any], Any]
+INFINITY = float("inf")
 
 
 def integer(least: int) -> Check:
     """A whole number of at least ``least``."""
-
-    def check(name: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{name}={value!r}; it takes a whole number of at least {least}")
-        return value
-
-    return check
+    return lambda name, value: count(name, value, least)
 
 
-def number(least: float, most: float = float("inf")) -> Check:
+def number(least: float, most: float = INFINITY) -> Check:
     """A number from ``least`` to ``most``."""
 
     def check(name: str, value: Any) -> float | int:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-            raise ValueError(f"{name}={value!r}; it takes a number from {least} to {most}")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most or value == INFINITY:
+            raise ValueError(f"{name}={value!r}; it takes a finite number from {least} to {most}")
         return int(value) if value == int(value) else value
 
     return check
@@ -44,9 +41,20 @@ def stops(name: str, value: Any) -> list[str]:
     texts = sorted(value) if isinstance(value, (set, frozenset)) else list(value)
     if any(not isinstance(text, str) for text in texts):
         raise TypeError(f"{name}={texts!r}; it takes a string or a list of strings")
+    if any(broken(text) for text in texts):
+        raise ValueError(f"{name}={texts!r} holds a lone surrogate, which is not valid text")
     if "" in texts:
         raise ValueError(f"{name}={texts!r} holds an empty string, which would stop every answer before it began; leave it out")
     return texts
+
+
+def broken(text: str) -> bool:
+    """Whether a string is not valid Unicode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def text(name: str, value: Any) -> str:
@@ -87,11 +95,6 @@ def checked(given: Mapping[str, Any], parameters: Mapping[str, Check]) -> dict[s
         if value is not None and (value := parameters[name](name, value)) != []:
             found[name] = value
     return found
-
-
-def native(value: Any) -> Any:
-    """NumPy's scalars and arrays as Python's own numbers and lists."""
-    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def form(parameters: Mapping[str, Check]) -> Signature:

@@ -17,7 +17,7 @@ from aiohttp.http import HttpProcessingError
 
 from .. import bridge
 from ..errors import AuthenticationError, MalformedError, ModelError, NotFoundError, TimedOutError, UnreachableError
-from ..events import Bursts, Elementwise, Event, Failure, Layer, subset
+from ..events import Burst, Bursts, Elementwise, Event, Failure, Layer, subset
 from ..layers import Limit, batched, cached, deduped, retried
 from ..requests import Request
 from ..streams import interleave
@@ -31,6 +31,7 @@ CONNECTING = 10.0  # seconds to reach a server
 KEPT = 4.0  # seconds that an idle connection is kept: less than most servers keep it
 LINGER = 1.0  # seconds to wait for the counts after all choices of a stream have ended
 DRAINING = 0.05  # seconds to wait for the end of a body whose last event was read
+PLAIN = Dialect()
 REASON = 65536  # bytes of a refusal that are read
 FAULTS = (aiohttp.ClientError, HttpProcessingError, OSError, ValueError, EOFError, RecursionError)
 
@@ -57,26 +58,38 @@ class Settings(NamedTuple):
     trust_env: bool
 
 
-class Link:
-    """The connections to one server as one customer, and what was learnt about it. The library's loop owns it."""
+class Deadlines:
+    """Ends what takes longer than ``seconds``: with one timer for all, as a timer each costs 5 us a request."""
 
-    def __init__(self, account: Account, trust_env: bool) -> None:
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "gzip", "User-Agent": "outlines_like"}
-        self.session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT, ttl_dns_cache=60),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers={**headers, **{name: value.reveal() for name, value in account.headers.items()}},
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECTING),
-            auto_decompress=False,  # aiohttp's own has no limit on what comes out
-            raise_for_status=False,
-            trust_env=trust_env,
-        )
-        self.url = yarl.URL(account.url.reveal())
-        self.dialects: dict[str, Dialect] = {}
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._due: dict[asyncio.Task[Any], float] = {}  # in order, as all have the same time
+        self._late: dict[asyncio.Task[Any], int] = {}
+        self._timer: asyncio.TimerHandle | None = None
 
-    async def aclose(self) -> None:
-        """Close all connections."""
-        await self.session.close()
+    def __enter__(self) -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        self._due[task] = due = loop.time() + self._seconds
+        self._timer = self._timer or loop.call_at(due, self._strike, loop)
+
+    def _strike(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        for task, due in list(self._due.items()):
+            if due > loop.time():
+                self._timer = loop.call_at(due, self._strike, loop)
+                return
+            del self._due[task]
+            self._late[task] = task.cancelling()
+            task.cancel()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if task not in self._late:
+            del self._due[task]
+        elif task.uncancel() <= self._late.pop(task) and kind is asyncio.CancelledError:
+            raise TimeoutError  # unless someone else cancelled too
 
 
 class Watch:
@@ -101,6 +114,50 @@ class Watch:
         self._response.close()
 
 
+class Link:
+    """The connections to one server as one customer, and what was learnt about it. The library's loop owns it."""
+
+    def __init__(self, account: Account, trust_env: bool) -> None:
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "gzip", "User-Agent": "outlines_like"}
+        self.session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT, ttl_dns_cache=60),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={**headers, **{name: value.reveal() for name, value in account.headers.items()}},
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECTING),
+            auto_decompress=False,  # aiohttp's own has no limit on what comes out
+            raise_for_status=False,
+            trust_env=trust_env,
+        )
+        self.url = yarl.URL(account.url.reveal())
+        self.dialects: dict[str, Dialect] = {}
+        self._gates: dict[tuple[str, int], Limit] = {}
+        self._deadlines: dict[float, Deadlines] = {}
+
+    def dialect(self, model: str) -> Dialect:
+        """How requests for ``model`` are written."""
+        return self.dialects.get(model, PLAIN)
+
+    def learn(self, model: str, dialect: Dialect) -> None:
+        """Add to what is known."""
+        self.dialects[model] = self.dialect(model).joined(dialect)
+
+    def gate(self, model: str, size: int) -> Limit:
+        """Bounds the requests on the wire, also where one call needs several."""
+        if (model, size) not in self._gates:
+            self._gates[model, size] = Limit(size)
+        return self._gates[model, size]
+
+    def deadlines(self, seconds: float) -> Deadlines:
+        """Bounds the time of each request."""
+        if seconds not in self._deadlines:
+            self._deadlines[seconds] = Deadlines(seconds)
+        return self._deadlines[seconds]
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self.session.close()
+
+
 class Remote:
     """An OpenAI-compatible endpoint as a backend."""
 
@@ -109,24 +166,21 @@ class Remote:
 
     async def run(self, requests: Sequence[Request]) -> Bursts:
         """Answer ``requests``; those that differ in the sample number alone travel together."""
-        batches = self._plan(requests)
-        if len(batches) == 1:
-            async with aclosing(self._batch(requests, batches[0])) as bursts:
-                async for burst in bursts:
-                    yield burst
+        link = self._link()
+        if len(requests) == 1 and not requests[0].terms.live:
+            yield await self._whole(link, requests)  # the common case takes the short way
             return
-        async with aclosing(interleave(partial(self._batch, requests), batches, self.settings.concurrency)) as bursts:
+        batches = self._plan(requests)
+        async with aclosing(interleave(partial(self._batch, link, requests), batches, self.settings.concurrency)) as bursts:
             async for burst in bursts:
                 yield burst
 
     def company(self, request: Request) -> str:
         """What requests have in common that one HTTP request can answer."""
-        return quirks.company(request, self._dialect(request.model))
+        return quirks.company(request, self._link().dialect(request.model))
 
     def _plan(self, requests: Sequence[Request]) -> list[list[int]]:
         """The rows of each HTTP request."""
-        if len(requests) == 1:
-            return [[0]]
         together: dict[str, list[int]] = {}
         for row, request in enumerate(requests):
             together.setdefault(self.company(request), []).append(row)
@@ -136,73 +190,63 @@ class Remote:
         trust_env = self.settings.trust_env
         return bridge.owned(("link", self.account.name, trust_env), lambda: Link(self.account, trust_env))
 
-    def _dialect(self, model: str) -> Dialect:
-        return self._link().dialects.get(model, Dialect())
-
-    def _learn(self, model: str, dialect: Dialect) -> None:
-        self._link().dialects[model] = self._dialect(model).joined(dialect)
-
-    async def _batch(self, requests: Sequence[Request], rows: list[int]) -> Bursts:
+    async def _batch(self, link: Link, requests: Sequence[Request], rows: list[int]) -> Bursts:
         """The answers of one HTTP request, then those that the server left out of it."""
         left, asked = set(rows), [requests[row] for row in rows]
-        tell = self._watched if any(request.terms.live for request in asked) else self._whole
-        async with aclosing(tell(asked)) as bursts:
+        tell = self._watched if any(request.terms.live for request in asked) else self._told_whole
+        async with aclosing(tell(link, asked)) as bursts:
             async for burst in bursts:
-                told = [Event(rows[row], bare(value), done) for row, value, done in burst]
-                left.difference_update(event.row for event in told if event.done)
-                if told:
-                    yield told
+                left.difference_update(rows[event.row] for event in burst if event.done)
+                yield [Event(rows[row], value, done) for row, value, done in burst]
         if left:
-            self._learn(asked[0].model, Dialect(choices=max(1, len(rows) - len(left))))
+            link.learn(asked[0].model, Dialect(choices=max(1, len(rows) - len(left))))
             async with aclosing(subset(self.run, requests, sorted(left))) as bursts:
                 async for burst in bursts:
                     yield burst
 
-    def _gate(self, model: str) -> Limit:
-        """Bounds the requests on the wire, also where one call needs several."""
-        size = self.settings.concurrency
-        return bridge.owned(("wire", self.account.name, model, size), lambda: Limit(size))
+    async def _told_whole(self, link: Link, asked: Sequence[Request]) -> Bursts:
+        yield await self._whole(link, asked)
 
-    async def _whole(self, asked: Sequence[Request]) -> Bursts:
-        """Ask, and tell all choices when they are there."""
+    async def _whole(self, link: Link, asked: Sequence[Request]) -> Burst:
+        """All choices of an answer, which comes in one piece."""
         try:
-            async with self._gate(asked[0].model), asyncio.timeout(self.settings.timeout):
-                outcomes = await self._answers(asked)
+            async with link.gate(asked[0].model, self.settings.concurrency):
+                with link.deadlines(self.settings.timeout):
+                    outcomes = await self._answers(link, asked)
         except ModelError as error:
             outcomes = [Failure(error)] * len(asked)
         except FAULTS as error:
             outcomes = [Failure(self._fault(error))] * len(asked)
-        yield [Event(row, outcome) for row, outcome in enumerate(outcomes)]
+        return [Event(row, bare(outcome)) for row, outcome in enumerate(outcomes)]
 
-    async def _answers(self, asked: Sequence[Request]) -> list[wire.Outcome]:
-        response = await self._accepted(asked, live=False)
+    async def _answers(self, link: Link, asked: Sequence[Request]) -> list[wire.Outcome]:
+        response = await self._accepted(link, asked, live=False)
         try:
             answer = wire.decoded(await self._body(response), response.headers.get("Content-Type", ""), self.account.mask)
         finally:
             response.close()
         return wire.answers(answer, len(asked), asked[0].params.get("stop", ()), partial(self._inner, response.headers))
 
-    async def _accepted(self, asked: Sequence[Request], *, live: bool) -> aiohttp.ClientResponse:
+    async def _accepted(self, link: Link, asked: Sequence[Request], *, live: bool) -> aiohttp.ClientResponse:
         """A response with status 200. What a refusal teaches about the server is kept, and tried at once."""
         model = asked[0].model
         while True:
-            dialect = self._dialect(model)
+            dialect = link.dialect(model)
             sent = quirks.body(asked[0], len(asked), dialect, endpoint=self.endpoint, live=live)
-            response = await self._post(sent)
+            response = await self._post(link, sent)
             if response.status == 200:
                 return response
             said, error = await self._refusal(response)
             known = quirks.learnt(dialect, said, sent) if response.status in (400, 422) else dialect
             if known == dialect:
                 raise error
-            self._learn(model, known)
+            link.learn(model, known)
 
-    async def _post(self, sent: Mapping[str, Any]) -> aiohttp.ClientResponse:
+    async def _post(self, link: Link, sent: Mapping[str, Any]) -> aiohttp.ClientResponse:
         if self.account.keyless:
             raise AuthenticationError("no API key is set")
         body = msgspec.json.encode(sent)
         data = io.BytesIO(body) if len(body) > 2**19 else body  # aiohttp warns of bytes larger than 1 MiB
-        link = self._link()
         return await link.session.post(link.url, data=data, allow_redirects=False)
 
     async def _refusal(self, response: aiohttp.ClientResponse) -> tuple[refusals.Said, ModelError]:
@@ -232,25 +276,25 @@ class Remote:
         inflater.finish()
         return b"".join(parts)
 
-    async def _watched(self, asked: Sequence[Request]) -> Bursts:
+    async def _watched(self, link: Link, asked: Sequence[Request]) -> Bursts:
         """Ask, and tell all choices while they come."""
         telling = wire.Telling(len(asked), asked[0].params.get("stop", ()))
-        async with self._gate(asked[0].model):
+        async with link.gate(asked[0].model, self.settings.concurrency):
             try:
-                async with aclosing(self._told(asked, telling)) as bursts:
+                async with aclosing(self._told(link, asked, telling)) as bursts:
                     async for burst in bursts:
                         yield burst
             except ModelError as error:
                 telling.fail(error)
             except FAULTS as error:
                 telling.fail(self._fault(error))
-        yield [Event(row, outcome) for row, outcome in telling.outcomes().items()]
+        yield [Event(row, bare(outcome)) for row, outcome in telling.outcomes().items()]
 
-    async def _told(self, asked: Sequence[Request], telling: wire.Telling) -> Bursts:
+    async def _told(self, link: Link, asked: Sequence[Request], telling: wire.Telling) -> Bursts:
         """The partial answers of a stream."""
         until = asyncio.get_running_loop().time() + self.settings.timeout
         async with asyncio.timeout_at(until):
-            response = await self._accepted(asked, live=True)
+            response = await self._accepted(link, asked, live=True)
         watch = Watch(response, until)
         try:
             if "json" in response.headers.get("Content-Type", ""):
@@ -264,7 +308,7 @@ class Remote:
         except aiohttp.ClientError:
             if not watch.fired:
                 raise
-            telling.fail(TimedOutError(f"{self.account.place} fell silent in the middle of an answer"))
+            telling.fail(TimedOutError(f"{self.account.place} fell silent in the middle of an answer, or took too long for it"))
         finally:
             watch.stop()
             response.close()

@@ -34,9 +34,11 @@ class Inflater:
 
     def __init__(self, encoding: str, limit: int = LIMIT) -> None:
         encoding = encoding.strip().lower()
-        self._left, self._zlib, self._zipped = limit, zlib.decompressobj(31), encoding in ("gzip", "x-gzip")
+        self._left, self._zipped = limit, encoding in ("gzip", "x-gzip")
+        self._zlib: Any = zlib.decompressobj(31) if self._zipped else None
         if not self._zipped and encoding not in ("", "identity"):
-            raise MalformedError(f"the answer is encoded as {excerpt(encoding)!r}, which was not asked for", retryable=False)
+            name = encoding if encoding in ("br", "deflate", "zstd", "compress") else "something"
+            raise MalformedError(f"the answer is encoded as {name} that was not asked for", retryable=False)
 
     def feed(self, data: bytes) -> bytes:
         """What ``data`` stands for."""

@@ -1,0 +1,21 @@
+"""Small checks of what users give."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+
+def count(name: str, value: Any, least: int = 1) -> int:
+    """A whole number of at least ``least``.
+
+    >>> count("size", 3)
+    3
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}={value!r}; it takes a whole number") from None
+    if isinstance(value, bool) or number < least:
+        raise ValueError(f"{name}={value!r}; it takes a whole number of at least {least}")
+    return number
