@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Generator, Hashable, Sequence
 from concurrent.futures import Future
@@ -41,6 +42,7 @@ class Home:
         self.loop.slow_callback_duration = PATIENCE  # a big array's burst is no fault, and debug mode would report it
         self.owned: dict[Hashable, Closable] = {}
         self.errands: set[asyncio.Task[None]] = set()
+        self.loop.call_soon(sys.set_asyncgen_hooks, None)  # every stream here has an owner who closes it: none is listed twice
         self.thread = threading.Thread(target=self.loop.run_forever, name="outlines_like", daemon=True)
         self.thread.start()
         atexit.register(self.close)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from hashlib import blake2b
 from typing import Any
 
@@ -62,8 +63,9 @@ class Request(msgspec.Struct, frozen=True, gc=False):
 
     ``endpoint`` says who answers (kind and address), ``prompt`` is raw text or a conversation, ``params`` what the
     user set and nothing else. ``occurrence`` and ``sample`` number the draws: the how-manieth equal prompt of its
-    call, and the how-manieth sample of that. ``stem`` is made from the rest: a digest of everything that decides the
-    answer, but for the number of the draw.
+    call, and the how-manieth sample of that. ``stem`` and ``key`` are made from the rest: a digest of everything that
+    decides the answer but for the number of the draw, and the request's name in the store. At temperature 0, set
+    explicitly, every draw is the same one.
     """
 
     endpoint: str
@@ -74,29 +76,27 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     sample: int = 0
     terms: Terms = Terms()
     stem: str = ""
+    key: str = ""
 
     def __post_init__(self) -> None:
-        if not self.stem:
-            force_setattr(self, "stem", digest([VERSION, self.endpoint, self.model, self.prompt, self.params]))
+        force_setattr(self, "stem", digest([VERSION, self.endpoint, self.model, self.prompt, self.params]))
+        self._name()
+
+    def _name(self) -> None:
+        force_setattr(self, "key", self.stem if self.greedy else f"{self.family}-{self.sample}")
 
     def draw(self, occurrence: int, sample: int) -> Request:
         """The same request as another draw. Its digest is not computed again."""
-        if occurrence == self.occurrence and sample == self.sample:
-            return self
-        return Request(self.endpoint, self.model, self.prompt, self.params, occurrence, sample, self.terms, self.stem)
+        other = copy(self)
+        force_setattr(other, "occurrence", occurrence)
+        force_setattr(other, "sample", sample)
+        other._name()
+        return other
 
     @property
     def family(self) -> str:
         """What requests that differ in the sample number alone have in common."""
         return f"{self.stem}-{self.terms.scope}-{self.occurrence}"
-
-    @property
-    def key(self) -> str:
-        """The request's name in the store.
-
-        At temperature 0, set explicitly, every draw is the same one.
-        """
-        return self.stem if self.greedy else f"{self.family}-{self.sample}"
 
     @property
     def greedy(self) -> bool:

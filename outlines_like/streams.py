@@ -47,9 +47,9 @@ class Mailbox:
         self._closed = False
 
     @property
-    def unread(self) -> bool:
-        """Whether something waits to be taken."""
-        return bool(self._events)
+    def unread(self) -> int:
+        """How many events wait to be taken."""
+        return len(self._events)
 
     def post(self, burst: Burst) -> None:
         """Add ``burst``; never blocks."""
@@ -121,7 +121,7 @@ async def interleave(make: Callable[[Any], Bursts], items: Iterable[Any], limit:
             async with aclosing(make(item)) as bursts:
                 async for burst in bursts:
                     mailbox.post(burst)
-            if mailbox.unread:
+            if mailbox.unread > limit:
                 await asyncio.sleep(0)  # let the reader have his say, also where nothing else waits
             try:
                 item = next(shared)

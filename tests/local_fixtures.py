@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 import outlines_like as ol
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch in this process must not spin while workers want the cores
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """A server on loopback that replays raw HTTP answers, so that a client can be tried on every fault that bytes can hold.
 
-Each case is a path of its own: ``replay.url("A01")`` is the base_url of case A01, whose k-th request gets the k-th step (the last one
-for ever after). A rule whose text occurs in the body of the request goes first.
+Each case is a path of its own: ``replay.url("A01")`` is the base_url of case A01, whose k-th request gets the k-th step
+(the last one for ever after). A rule whose text occurs in the body of the request goes first.
 """
 
 from __future__ import annotations
@@ -89,13 +89,17 @@ def respond(body: bytes | str | dict[str, Any], status: str = "200 OK", *headers
 
 def choices(*texts: str | None, finish: str = "stop", **more: Any) -> dict[str, Any]:
     """The JSON of a chat completion."""
-    told = [{"index": i, "message": {"role": "assistant", "content": text}, "finish_reason": finish} for i, text in enumerate(texts)]
+    told = [
+        {"index": i, "message": {"role": "assistant", "content": text}, "finish_reason": finish} for i, text in enumerate(texts)
+    ]
     return {"id": "x", "choices": told, "usage": {"prompt_tokens": 3, "completion_tokens": 2}, **more}
 
 
 def events(*datas: dict[str, Any] | str, end: str = "\n\n") -> bytes:
     """Server-sent events."""
-    return "".join(f"data: {data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)}{end}" for data in datas).encode()
+    return "".join(
+        f"data: {data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)}{end}" for data in datas
+    ).encode()
 
 
 def piece(text: str | None, index: int = 0, finish: str | None = None) -> dict[str, Any]:
@@ -122,7 +126,9 @@ class Replay:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._server = asyncio.run_coroutine_threadsafe(asyncio.start_server(self._serve, "127.0.0.1", 0, limit=2**26), self._loop).result(10)
+        self._server = asyncio.run_coroutine_threadsafe(
+            asyncio.start_server(self._serve, "127.0.0.1", 0, limit=2**26), self._loop
+        ).result(10)
         self.port = self._server.sockets[0].getsockname()[1]
 
     def url(self, case: str) -> str:
@@ -133,11 +139,11 @@ class Replay:
         self.cases[name] = Case(steps, [(text.encode(), answers) for text, answers in (rules or {}).items()])
         return self.url(name)
 
-    def replay(self, name: str) -> str:
-        """Set up a case of the manifest, afresh."""
+    def replay(self, name: str, alias: str = "") -> str:
+        """Set up a case of the manifest, afresh; under another name, as a server of which nothing was learnt yet."""
         told = next(case for case in manifest() if case["id"] == name)
         rules = {rule["if_contains"]: [read(step) for step in rule["steps"]] for rule in told.get("rules", [])}
-        return self.play(name, *(read(step) for step in told["steps"]), rules=rules)
+        return self.play(alias or name, *(read(step) for step in told["steps"]), rules=rules)
 
     def log(self, name: str) -> list[Arrival]:
         return self.cases[name].log
@@ -214,4 +220,6 @@ def read(told: dict[str, Any]) -> Step:
     write = told.get("write", "whole")
     every = 1 if write == "bytewise" else 0 if write == "whole" else write["every"]
     end = {"abort_before": "abort"}.get(told.get("end", "keep"), told.get("end", "keep"))
-    return Step((DATA / told["file"]).read_bytes(), every, told.get("delay_ms", 0) / 1000, told.get("wait_before_ms", 0) / 1000, end)
+    return Step(
+        (DATA / told["file"]).read_bytes(), every, told.get("delay_ms", 0) / 1000, told.get("wait_before_ms", 0) / 1000, end
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 import outlines_like as ol
@@ -37,7 +39,7 @@ def test_a_stream_ends_in_the_answer(chat: ol.models.Model) -> None:
         shown = list(chat.stream("Name a color."))
         assert len(shown) > 2
         texts = [text for _, text, _ in shown]
-        assert all(after.startswith(before) for before, after in zip(texts, texts[1:], strict=False))
+        assert all(after.startswith(before) for before, after in pairwise(texts))
         assert [done for _, _, done in shown] == [False] * (len(shown) - 1) + [True]
         assert texts[-1] == chat("Name a color.")
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
-import io
 import logging
+import random
+import socket
+import ssl
+import subprocess
+import sys
+import threading
 import time
 import traceback
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -36,10 +41,10 @@ from outlines_like.errors import (
     UnreachableError,
 )
 from outlines_like.models import Model, openai
-from outlines_like.requests import Completion, Message, Request, Terms
+from outlines_like.requests import Completion, Request, Terms
 
 from .remote_fixtures import free_port
-from .replay import Arrival, Replay, Step, choices, events, piece, respond, streamed
+from .replay import DATA, Arrival, Replay, Step, choices, events, piece, respond, streamed
 
 KEY = "sk-test-SECRET-123"
 PONG = respond(choices("pong"))
@@ -82,9 +87,9 @@ def outcome(model: Model, **params: Any) -> Any:
 
 def partials(model: Model, row: int = 0, n: int = 1, **params: Any) -> list[str]:
     """The texts shown of a row while it came."""
-    return [event.value.text for event in told(model, asked(model, n, live=True, **params)) if not event.done and event.row == row]
-
-
+    return [
+        event.value.text for event in told(model, asked(model, n, live=True, **params)) if not event.done and event.row == row
+    ]
 
 
 RECORDED_ERRORS = {
@@ -158,7 +163,7 @@ def test_samples_that_the_server_leaves_out_are_asked_for(replay: Replay) -> Non
 
 
 def test_usage_counts_every_request(replay: Replay) -> None:
-    got = model_at(replay.replay("A18")).complete("hi", samples=3)
+    got = model_at(replay.replay("A18", "A18-usage")).complete("hi", samples=3)
     assert sum(completion.usage.prompt_tokens for completion in got) == 9
     assert sum(completion.usage.completion_tokens for completion in got) == 6
 
@@ -306,11 +311,9 @@ def test_no_seed_is_sent_unless_given(replay: Replay) -> None:
     assert [("seed" in body, body["n"]) for body in replay.bodies("A32")] == [(False, 3)]
 
 
-
-
-
 def test_what_was_set_is_sent(replay: Replay) -> None:
-    params = dict(temperature=0, top_p=1, top_k=5, max_tokens=7, stop=["x"], seed=3, frequency_penalty=0.5, presence_penalty=-1, user="u")
+    params = {"temperature": 0, "top_p": 1, "top_k": 5, "max_tokens": 7, "stop": ["x"], "seed": 3, "user": "u"}
+    params |= {"frequency_penalty": 0.5, "presence_penalty": -1}
     model_at(replay.play("params", PONG))("hi", **params, extra_body={"guided_regex": "a*", "top_p": 0.5})
     body = replay.bodies("params")[0]
     assert body == {"model": "m", "messages": [{"role": "user", "content": "hi"}], **params, "guided_regex": "a*", "top_p": 0.5}
@@ -343,15 +346,51 @@ def test_completions_take_text(replay: Replay) -> None:
 
 
 def test_completions_take_one_prompt_a_request(replay: Replay) -> None:
-    model = model_at(replay.play("prompts", lambda arrival: respond({"choices": [{"text": arrival.json["prompt"] * 2}]})), endpoint="completions")
+    model = model_at(
+        replay.play("prompts", lambda arrival: respond({"choices": [{"text": arrival.json["prompt"] * 2}]})),
+        endpoint="completions",
+    )
     assert model(["a", "b", "c"]).tolist() == ["aa", "bb", "cc"]
 
 
 def test_completions_take_no_conversation(replay: Replay) -> None:
     model = model_at(replay.play("no-turns", PONG), endpoint="completions")
-    with pytest.raises(BadRequestError, match="endpoint=.chat."):
+    with pytest.raises(BadRequestError, match=r"endpoint=.chat."):
         model([{"role": "user", "content": "hi"}])
     assert replay.log("no-turns") == []
+
+
+def test_proxies_of_the_environment_are_used_only_if_asked(replay: Replay, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+    url = replay.play("proxy", PONG)
+    assert outcome(model_at(url)) == "pong"
+    assert type(outcome(model_at(url, trust_env=True))) is UnreachableError
+
+
+@pytest.fixture(scope="session")
+def self_signed() -> Iterator[str]:
+    """The address of a server whose certificate nobody vouches for."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(DATA.parent / "self_signed.pem")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    with server.accept()[0] as connection, contextlib.suppress(OSError):
+                        context.wrap_socket(connection, server_side=True).close()
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"https://localhost:{server.getsockname()[1]}/v1"
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused(self_signed: str) -> None:
+    error = outcome(model_at(self_signed, api_key=KEY))
+    assert type(error) is UnreachableError
+    assert error.retryable is False
+    assert "no secure connection" in str(error)
 
 
 def test_a_large_prompt_is_sent_without_a_warning(replay: Replay) -> None:
@@ -428,8 +467,6 @@ def test_a_key_in_the_open_is_warned_of() -> None:
     model_at("http://models.example/v1")
 
 
-
-
 ECHOES = {
     "status": lambda key: respond({"error": {"message": f"bad key {key}"}}, "401 Unauthorized"),
     "inner": lambda key: respond({"error": {"message": f"bad key {key}", "code": 401}}),
@@ -483,8 +520,6 @@ def test_no_key_is_stored(replay: Replay, tmp_path: Any) -> None:
     assert all(KEY.encode() not in file.read_bytes() for file in files)
 
 
-
-
 REFUSALS = [
     ("400 Bad Request", BadRequestError, False),
     ("401 Unauthorized", AuthenticationError, False),
@@ -510,7 +545,9 @@ REFUSALS = [
 
 @pytest.mark.parametrize("body", ["", "<html>oops</html>", '{"error":{"message":"oops"}}', '"oops"', "[]", "{", "null"])
 @pytest.mark.parametrize(("status", "kind", "retryable"), REFUSALS)
-def test_a_status_is_an_error_of_its_kind(replay: Replay, status: str, kind: type[ModelError], retryable: bool, body: str) -> None:
+def test_a_status_is_an_error_of_its_kind(
+    replay: Replay, status: str, kind: type[ModelError], retryable: bool, body: str
+) -> None:
     if status.startswith("204"):
         body = ""
     error = outcome(model_at(replay.play("status", respond(body, status, "x-request-id: r1"))))
@@ -519,7 +556,9 @@ def test_a_status_is_an_error_of_its_kind(replay: Replay, status: str, kind: typ
     assert len(str(error)) < 400
 
 
-@pytest.mark.parametrize(("advice", "status", "retryable"), [("true", "400 No", True), ("false", "503 No", False), ("maybe", "503 No", True)])
+@pytest.mark.parametrize(
+    ("advice", "status", "retryable"), [("true", "400 No", True), ("false", "503 No", False), ("maybe", "503 No", True)]
+)
 def test_a_server_may_advise_on_trying_again(replay: Replay, advice: str, status: str, retryable: bool) -> None:
     url = replay.play("advice", respond({"error": "x"}, status, f"x-should-retry: {advice}"))
     assert outcome(model_at(url)).retryable is retryable
@@ -532,7 +571,15 @@ def test_a_long_wait_is_not_waited_for(replay: Replay) -> None:
 
 
 @pytest.mark.parametrize("code", ["301 Moved", "302 Found", "303 See Other", "307 Temporary", "308 Permanent"])
-@pytest.mark.parametrize("host", ["http://127.0.0.1:{port}/elsewhere/v1", "//localhost:{port}/elsewhere", "/elsewhere/v1", "http://u:p@localhost:{port}/elsewhere"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "http://127.0.0.1:{port}/elsewhere/v1",
+        "//localhost:{port}/elsewhere",
+        "/elsewhere/v1",
+        "http://u:p@localhost:{port}/elsewhere",
+    ],
+)
 def test_a_redirect_is_not_followed(replay: Replay, code: str, host: str) -> None:
     replay.play("elsewhere", PONG)
     url = replay.play("redirect", respond("", code, f"Location: {host.format(port=replay.port)}"))
@@ -582,7 +629,7 @@ def test_a_bad_answer_is_an_error_and_not_stored(replay: Replay, name: str) -> N
 
 
 GOOD_ANSWERS = {
-    "parts": '{"choices":[{"message":{"content":[{"type":"text","text":"po"},{"type":"thinking","text":"hm"},{"type":"text","text":"ng"}]}}]}',
+    "parts": '{"choices":[{"message":{"content":[{"type":"text","text":"po"},{"type":"x"},{"type":"text","text":"ng"}]}}]}',
     "null error": '{"error":null,"choices":[{"message":{"content":"pong"},"finish_reason":null}]}',
     "big integers": '{"choices":[{"message":{"content":"pong"}}],"created":123456789012345678901234567890}',
     "odd usage": '{"choices":[{"message":{"content":"pong"}}],"usage":{"prompt_tokens":null,"completion_tokens":"3"}}',
@@ -604,9 +651,6 @@ def test_an_answer_cut_by_the_limit_says_so(replay: Replay) -> None:
 def test_integers_in_an_answer_are_kept_exactly(replay: Replay) -> None:
     text = model_at(replay.replay("J08"))("hi")
     assert msgspec.json.decode(text) == {"id": 2512292042121000001, "n": 9007199254740993}
-
-
-
 
 
 def zipped(body: bytes, **step: Any) -> Step:
@@ -650,13 +694,22 @@ def test_an_answer_cut_anywhere_is_an_error(replay: Replay, end: str) -> None:
     assert all(error.retryable for error in errors[:12])  # no whole status line: a connection that broke
 
 
-@pytest.mark.parametrize("junk", [b"", b"\r\n\r\n", b"HELLO", b"HTTP/9.9 abc\r\n\r\n", b"HTTP/1.1 200 OK\r\nA" + b"a" * 100_000, b"\0" * 100, b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b"HTTP/1.1 99999 x\r\n\r\n"])
+@pytest.mark.parametrize(
+    "junk",
+    [
+        b"",
+        b"\r\n\r\n",
+        b"HELLO",
+        b"HTTP/9.9 abc\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nA" + b"a" * 100_000,
+        b"\0" * 100,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 99999 x\r\n\r\n",
+    ],
+)
 @pytest.mark.parametrize("live", [False, True])
 def test_what_is_not_http_is_an_error_of_ours(replay: Replay, junk: bytes, live: bool) -> None:
     assert isinstance(outcome(model_at(replay.play("junk", Step(junk, end="close"))), live=live), ModelError)
-
-
-
 
 
 def test_a_server_that_is_not_there_is_said_so() -> None:
@@ -755,8 +808,6 @@ def test_a_cancelled_call_closes_its_connection(replay: Replay, live: bool) -> N
     assert len(replay.log("cancel")) == 1
 
 
-
-
 STREAMS = ["T00", "T01", "T02", "T03", "T06", "T08b"]
 
 
@@ -782,13 +833,9 @@ def test_the_counts_of_a_stream_are_kept(replay: Replay) -> None:
 
 
 def test_an_early_end_of_a_stream_is_an_error_after_the_pieces(replay: Replay) -> None:
-    shown = []
+    stream, shown = model_at(replay.replay("T08")).stream("hi"), list[str]()
     with pytest.raises(UnreachableError, match="ended before"):
-        shown += [text for _, text, _ in model_at(replay.replay("T08")).stream("hi")]
-    model = model_at(replay.replay("T08"))
-    with pytest.raises(UnreachableError, match="ended before"):
-        for _, text, _ in model.stream("hi"):
-            shown.append(text)
+        shown.extend(text for _, text, _ in stream)
     assert shown == ["Hel", "Hello"]
     assert len(replay.log("T08")) == 1  # what was shown can't be taken back, so it is not asked again
 
@@ -898,7 +945,9 @@ def test_a_stop_that_we_see_ends_the_stream(replay: Replay) -> None:
 
 
 def test_a_stream_without_an_end_ends_soon_after_its_last_choice(replay: Replay) -> None:
-    model = model_at(replay.play("endless", Step(streamed(events(piece("a"), piece(None, finish="stop"))).data[:-5], end="hang")))
+    model = model_at(
+        replay.play("endless", Step(streamed(events(piece("a"), piece(None, finish="stop"))).data[:-5], end="hang"))
+    )
     assert outcome(model, live=True) == "a"
 
 
@@ -926,3 +975,43 @@ def test_streams_of_many_prompts_keep_their_rows(replay: Replay) -> None:
     model = model_at(replay.play("many", answer), concurrency=8)
     last = {index: text for index, text, done in model.stream([[str(i), str(-i)] for i in range(20)]) if done}
     assert last == {(i, k): f"{(-1) ** k * i}!" for i in range(20) for k in range(2)}
+
+
+def test_in_a_storm_of_faults_every_row_gets_its_own_answer(replay: Replay) -> None:
+    dice = random.Random(7)
+    good = respond(choices("x")).data
+
+    def answer(arrival: Arrival) -> Step:
+        word = arrival.json["messages"][0]["content"]
+        faults = [
+            respond({"error": "slow down"}, "429 Wait", "retry-after-ms: 5"),
+            respond({}, "500 Oops", "retry-after-ms: 5"),
+            respond("<html>", "503 Busy", "Content-Type: text/html", "retry-after-ms: 5"),
+            Step(good, end="abort"),
+            Step(good[:-5], end="reset"),
+            Step(good[:30], end="close"),
+            respond({"error": {"message": "later", "code": 502}}),
+        ]
+        return dice.choice(faults) if dice.random() < 0.3 else respond(choices(word.upper()))
+
+    model = model_at(replay.play("storm", answer), concurrency=32, retries=10)
+    prompts = np.array([f"p{i}" for i in range(200)], object).reshape(10, 20)
+    assert model(prompts).tolist() == [[f"P{20 * i + k}" for k in range(20)] for i in range(10)]
+    assert len(replay.log("storm")) < 1.7 * 200
+
+
+def test_a_script_that_leaves_a_stream_ends_cleanly(replay: Replay) -> None:
+    url = replay.replay("T16", "T16-script")
+    script = f"""
+import outlines_like as ol
+model = ol.models.openai("m", base_url={url!r})
+for _, text, _ in model.stream("hi"):
+    break
+stream = iter(model.stream("ho"))
+next(stream)
+print(text)
+"""
+    command = [sys.executable, "-X", "dev", "-W", "error", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "w0 \n", "")
+    assert all(arrival.gone.wait(5) for arrival in replay.log("T16-script"))

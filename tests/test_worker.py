@@ -130,7 +130,7 @@ def generated(model: Any, ids: list[int], limit: int) -> list[int]:
 
 
 def test_smollm2_in_one_batch_writes_what_generate_writes_for_each_prompt(smol: Engine, smol_tokenizer: Any) -> None:
-    prompts = ["The capital of France is", "Hi", "Count: one, two,", "def add(a, b):\n    return", "", "What is 2 + 2?"]
+    prompts = ["The capital of France is", "Hi", "Count: one, two,", "def add(a, b):\n    return", "", "What is the capital of Italy?"]
     prompts += ["Is a carrot a kind of food? Answer yes or no, then give a reason in a few words.", "Name a colour."]
     got = run(smol, [ask(number, text, temperature=0, max_tokens=12) for number, text in enumerate(prompts)])
     for number, text in enumerate(prompts):
@@ -514,12 +514,13 @@ def test_padding_and_type_ids_are_not_the_tokenizers_affair() -> None:
 
 
 @pytest.mark.parametrize("make", [byte_level, sentence_piece, "smol"])
+@pytest.mark.parametrize("before", ["The capital of France is", "a  b , ", ""])
 @pytest.mark.parametrize("text", ["é 你好 🤗🏽", "naïve café हिन्दी", " a  b , c", "plain", "x \ufffd y", "🤗"])
 def test_pieces_join_to_the_text_without_broken_characters(
-    make: Callable[[], Any] | str, text: str, smol_tokenizer: Any
+    make: Callable[[], Any] | str, before: str, text: str, smol_tokenizer: Any
 ) -> None:
     tokenizer = smol_tokenizer if make == "smol" else make()  # type: ignore[operator]
-    prompt = tokenizer("The capital of France is")["input_ids"]
+    prompt = tokenizer(before)["input_ids"]
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     stream = Detokenizer(tokenizer, prompt)
     pieces = [stream.push(token) for token in ids]
@@ -528,11 +529,9 @@ def test_pieces_join_to_the_text_without_broken_characters(
     assert tokenizer.decode(prompt, skip_special_tokens=True) + "".join(pieces) + stream.rest() == whole
 
 
-@pytest.mark.parametrize("make", [byte_level, sentence_piece])
 @pytest.mark.parametrize("prompt", ["The capital of France is", "The capital of France is ", "a  b , c"])
-def test_prompt_and_answer_are_the_decoding_of_all_tokens(make: Callable[[], Any], prompt: str) -> None:
-    tokenizer = make()
-    model = tiny(vocab_size=len(tokenizer), eos_token_id=None)
+def test_prompt_and_answer_are_the_decoding_of_all_tokens(prompt: str) -> None:
+    tokenizer, model = byte_level(), tiny(eos_token_id=None)
     ids = Reader(tokenizer).ids(prompt)
     got = run(engine_for(model, tokenizer), [ask(0, prompt, temperature=0, max_tokens=15)])[0]
     tokens = generated(model, ids, got.usage.completion_tokens)

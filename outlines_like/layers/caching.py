@@ -140,6 +140,11 @@ def cached(store: Store | MutableMapping[str, Any] | None = None, *, version: st
     def layer(run: Elementwise) -> Elementwise:
         async def cached_run(rows: Sequence[Any]) -> Bursts:
             stores = await shelves(rows, given)
+            if not stores:
+                async with aclosing(run(rows)) as bursts:
+                    async for burst in bursts:
+                        yield burst
+                return
             hits = await found(rows, stores, name)
             if hits:
                 yield hits

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ..bridge import on_loop, owned
-from ..events import Bursts, Elementwise, Event, Layer, subset
+from ..events import Burst, Bursts, Elementwise, Event, Layer, subset
 from ..streams import Mailbox, interleave
 
 GONE = object()  # told to followers whose leader left before the answer was there
@@ -19,20 +19,17 @@ class Flights:
     """Keys under way, each with those who want to be told its answer."""
 
     def __init__(self) -> None:
-        self.table: dict[str, list[Tell]] = {}
+        self.table: dict[str, tuple[Tell, ...]] = {}
 
-    def claim(self, keys: Iterable[str]) -> dict[str, list[Tell]]:
-        """Take the lead for ``keys``."""
-        ours: dict[str, list[Tell]] = {key: [] for key in keys}
-        self.table.update(ours)
+    def claim(self, keys: Iterable[str]) -> set[str]:
+        """Take the lead for ``keys``, which nobody has."""
+        ours = set(keys)
+        self.table.update(dict.fromkeys(ours, ()))
         return ours
 
-    def land(self, ours: dict[str, list[Tell]], key: str, value: Any) -> None:
-        """Tell the answer to all who followed, once."""
-        followers = ours.pop(key, [])
-        if self.table.get(key) is followers:
-            del self.table[key]
-        for tell in followers:
+    def land(self, key: str, value: Any) -> None:
+        """Tell the answer to all who follow."""
+        for tell in self.table.pop(key):
             tell(value)
 
     def follow(self, rows: Sequence[Any], chosen: Sequence[int]) -> Mailbox:
@@ -46,7 +43,7 @@ class Flights:
                 mailbox.close()
 
         for i in chosen:
-            self.table[rows[i].key].append(partial(told, i))
+            self.table[rows[i].key] += (partial(told, i),)
         return mailbox
 
     async def aclose(self) -> None:
@@ -59,13 +56,14 @@ def flights() -> Flights:
     return owned("flights", Flights) if on_loop() else Flights()
 
 
-async def leading(bursts: Bursts, rows: Sequence[Any], sky: Flights, ours: dict[str, list[Tell]]) -> Bursts:
+async def leading(bursts: Bursts, rows: Sequence[Any], sky: Flights, ours: set[str]) -> Bursts:
     """Pass ``bursts`` on and tell whoever follows."""
     async with aclosing(bursts):
         async for burst in bursts:
             for row, value, done in burst:
-                if done:
-                    sky.land(ours, rows[row].key, value)
+                if done and (key := rows[row].key) in ours:
+                    ours.remove(key)
+                    sky.land(key, value)
             yield burst
 
 
@@ -82,6 +80,21 @@ async def following(mailbox: Mailbox, run: Elementwise, rows: Sequence[Any]) -> 
                 yield burst
 
 
+def first_of_each(rows: Sequence[Any]) -> tuple[dict[str, int], dict[int, list[int]]]:
+    """The first row of each key, and for those that have more, all of them."""
+    first: dict[str, int] = {}
+    same: dict[int, list[int]] = {}
+    for i, row in enumerate(rows):
+        if (j := first.setdefault(row.key, i)) != i:
+            same.setdefault(j, [j]).append(i)
+    return first, same
+
+
+def shared(burst: Burst, same: dict[int, list[int]]) -> Burst:
+    """A burst about first rows as one about all rows."""
+    return [Event(i, value, done) for row, value, done in burst for i in same.get(row, (row,))]
+
+
 def deduped() -> Layer:
     """Run rows with equal keys once, within a call and among calls that are under way together.
 
@@ -90,11 +103,9 @@ def deduped() -> Layer:
 
     def layer(run: Elementwise) -> Elementwise:
         async def deduped_run(rows: Sequence[Any]) -> Bursts:
-            sky, askers = flights(), dict[str, list[int]]()
-            for i, row in enumerate(rows):
-                askers.setdefault(row.key, []).append(i)
-            theirs = [same[0] for key, same in askers.items() if key in sky.table]
-            mine = [same[0] for key, same in askers.items() if key not in sky.table]
+            sky, (first, same) = flights(), first_of_each(rows)
+            mine = [i for key, i in first.items() if key not in sky.table]
+            theirs = [i for key, i in first.items() if key in sky.table]
             ours = sky.claim(rows[i].key for i in mine)
             parts = [leading(subset(run, rows, mine), rows, sky, ours)] if mine else []
             if theirs:
@@ -102,10 +113,10 @@ def deduped() -> Layer:
             try:
                 async with aclosing(parts[0] if len(parts) == 1 else interleave(lambda part: part, parts, 2)) as bursts:
                     async for burst in bursts:
-                        yield [Event(i, value, done) for row, value, done in burst for i in askers[rows[row].key]]
+                        yield shared(burst, same) if same else burst
             finally:
-                for key in list(ours):
-                    sky.land(ours, key, GONE)
+                for key in ours:
+                    sky.land(key, GONE)
 
         return deduped_run
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from .. import errors
-from ..errors import ModelError, PromptError, WorkerError
+from ..errors import BadRequestError, ModelError, WorkerError
 from ..events import Burst, Bursts, Event, Failure
 from ..requests import Completion, Request
 from ..streams import Mailbox
@@ -72,14 +72,18 @@ class Worker:
         self.story = ""
         self._setup = setup
         self._outbox: list[Job] = []
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (``end`` closes it)
-        self._socket, theirs = socket.socketpair()
+        self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
-        with theirs:
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (``end`` closes it)
+        self._socket, self._theirs = socket.socketpair()
+
+    def start(self) -> None:
+        """Make the process."""
+        with self._theirs:
             self._process = subprocess.Popen(
-                command(str(theirs.fileno())),
-                pass_fds=[theirs.fileno()],
-                env=environment(offline=Path(setup.path).is_absolute()),
+                command(str(self._theirs.fileno())),
+                pass_fds=[self._theirs.fileno()],
+                env=environment(offline=Path(self._setup.path).is_absolute()),
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
@@ -120,7 +124,7 @@ class Worker:
                 rows.append(job.encoded())
             except (TypeError, ValueError, OverflowError) as error:
                 del self.jobs[job.id]
-                job.fail(PromptError(f"a local model can't read this prompt: {error}"))
+                job.fail(BadRequestError(f"this request can't be sent to a worker: {error}"))
         self._outbox.clear()
         if rows:
             self._send(Rows(rows))
@@ -152,8 +156,10 @@ class Worker:
         if self._writer is not None:
             self._writer.close()
         self._socket.close()
-        self._process.kill()
-        code = self._process.wait()
+        code = 0
+        if self._process is not None:
+            self._process.kill()
+            code = self._process.wait()
         with self._log:
             self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - TAIL))
             self.story = f"{ending(code)}). It said:{last_words(self._log.read())}"
@@ -217,7 +223,7 @@ class Pool:
         try:
             await self._keep()
         except Exception as error:
-            self._refuse(f"a worker for {self._setup.path} could not be kept: {error!r}")
+            self._refuse(f"a worker for {self._setup.path} could not be kept: {error}")
         finally:
             self._seats.discard(asyncio.current_task())
 
@@ -228,6 +234,7 @@ class Pool:
             worker = Worker(self._setup)
             self._workers.append(worker)
             try:
+                worker.start()
                 await self._attend(worker)
             finally:
                 self._workers.remove(worker)

@@ -106,7 +106,7 @@ def _about(name: str, said: Said) -> bool:
 
 def _number(words: str) -> int | None:
     found = AT_MOST.search(words)
-    return int(found[1]) if found and 0 < int(found[1]) else None
+    return int(found[1]) if found and int(found[1]) > 0 else None
 
 
 def _less(words: str, asked: int) -> int:

@@ -177,6 +177,8 @@ def settled(voices: Sequence[Voice], usage: Usage, stops: Sequence[str]) -> list
 class Voice:
     """One choice of an answer, as far as it was heard."""
 
+    __slots__ = ("error", "finish", "refusal", "shown", "spoke", "text", "thought")
+
     def __init__(self) -> None:
         self.text, self.shown, self.finish = "", 0, ""
         self.spoke = self.thought = False
@@ -190,16 +192,23 @@ class Voice:
         said = choice.get(part)
         said = said if isinstance(said, dict) else {}
         self._hear_text(said["content"] if "content" in said else choice.get("text"))
-        self.thought |= any(said.get(name) for name in ("reasoning_content", "reasoning", "thinking"))
-        self.refusal += said["refusal"] if isinstance(said.get("refusal"), str) else ""
-        self.error = refuse(choice) if choice.get("error") else self.error
-        self.finish = str(choice.get("finish_reason") or self.finish)
+        if not self.text:
+            self._hear_silence(said)
+        if choice.get("error"):
+            self.error = refuse(choice)
+        self.finish = str(choice.get("finish_reason") or self.finish).lower()
         return self
 
+    def _hear_silence(self, said: dict[str, Any]) -> None:
+        self.thought |= any(said.get(name) for name in ("reasoning_content", "reasoning", "thinking"))
+        self.refusal += said["refusal"] if isinstance(said.get("refusal"), str) else ""
+
     def _hear_text(self, content: Any) -> None:
-        text = joined(content)
-        self.spoke |= text is not None
-        self.text += text or ""
+        text = content if isinstance(content, str) else joined(content)
+        if text is None:
+            return
+        self.spoke = True
+        self.text += text
         if len(self.text) > LIMIT:
             raise TooLargeError("the answer is larger than the limit for one answer")
 
@@ -217,13 +226,13 @@ class Voice:
 
     def outcome(self, usage: Usage, stops: Sequence[str]) -> Outcome:
         """The answer, or why there is none."""
-        if met(self.text, stops) is not None:
+        if stops and met(self.text, stops) is not None:
             return Completion(cut(self.text, stops), "stop", usage)
         error = self._fault()
         return Failure(error) if error else Completion(self.text, "length" if self.finish in LENGTH else "stop", usage)
 
     def _fault(self) -> ModelError | None:
-        finish = self.finish.lower()
+        finish = self.finish
         if finish == "content_filter" or (self.refusal and not self.text):
             reason = excerpt(self.refusal) or "finish_reason is content_filter"
             return ContentFilterError(f"the server withheld the answer: {reason}")

@@ -1,0 +1,86 @@
+"""Stands for a worker process: speaks its language without torch, and does what prompts tell it.
+
+"echo ..." is answered at once, "hold" never; "die" ends the process, "die once FILE" only if FILE is not there yet;
+"how many?" tells how many rows it was given and how many of them were cancelled; "partial FILE" shows some text, dies the
+first time, and shows less before it answers the second time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from outlines_like.requests import Completion
+from outlines_like.worker.wire import LENGTH, Answer, Ask, Cancel, Fault, News, Ready, Rows, ask_of, frame, order_of
+
+
+def first_time(file: str) -> bool:
+    """Whether nobody has come this way before."""
+    try:
+        Path(file).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def die() -> None:
+    """End as the out-of-memory killer would have it."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Actor:
+    """Plays the worker."""
+
+    def __init__(self, wire: socket.socket) -> None:
+        self.wire = wire
+        self.rows = self.cancelled = 0
+
+    def say(self, ask: Ask, text: str, done: bool = True) -> None:
+        """Tell a text."""
+        self.wire.sendall(frame(News([Answer(ask.id, Completion(text, "stop" if done else None))])))
+
+    def obey(self, ask: Ask) -> None:
+        """Do what a prompt says."""
+        assert isinstance(ask.prompt, str)
+        match ask.prompt.split():
+            case ["die"]:
+                die()
+            case ["die", "once", file]:
+                die() if first_time(file) else self.say(ask, "alive")
+            case ["partial", file]:
+                self.show(ask, first_time(file))
+            case ["how", "many?"]:
+                self.say(ask, f"{self.rows} rows, {self.cancelled} cancelled")
+            case ["fault"]:
+                self.wire.sendall(frame(News([], [Fault(ask.id, "ContextLengthError", "too long")])))
+            case ["echo", *_]:
+                self.say(ask, f"{ask.prompt} by {os.getpid()}" if "who" in ask.prompt else ask.prompt)
+
+    def show(self, ask: Ask, first: bool) -> None:
+        """Show a text that grows, and die in the middle of it the first time."""
+        for text in ("one", "one two") if first else ("one", "one two three"):
+            self.say(ask, text, done=False)
+        die() if first else self.say(ask, "one two three four")
+
+
+def main(descriptor: int) -> None:
+    """Serve."""
+    wire = socket.socket(fileno=descriptor)
+    stream, actor = wire.makefile("rb"), Actor(wire)
+    while len(head := stream.read(LENGTH.size)) == LENGTH.size:
+        order = order_of(stream.read(*LENGTH.unpack(head)))
+        if isinstance(order, Rows):
+            actor.rows += len(order.rows)
+            for row in order.rows:
+                actor.obey(ask_of(row))
+        elif isinstance(order, Cancel):
+            actor.cancelled += len(order.ids)
+        else:
+            wire.sendall(frame(Ready()))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
