@@ -130,7 +130,14 @@ def generated(model: Any, ids: list[int], limit: int) -> list[int]:
 
 
 def test_smollm2_in_one_batch_writes_what_generate_writes_for_each_prompt(smol: Engine, smol_tokenizer: Any) -> None:
-    prompts = ["The capital of France is", "Hi", "Count: one, two,", "def add(a, b):\n    return", "", "What is the capital of Italy?"]
+    prompts = [
+        "",
+        "The capital of France is",
+        "Hi",
+        "Count: one, two,",
+        "def add(a, b):\n    return",
+        "What is the capital of Italy?",
+    ]
     prompts += ["Is a carrot a kind of food? Answer yes or no, then give a reason in a few words.", "Name a colour."]
     got = run(smol, [ask(number, text, temperature=0, max_tokens=12) for number, text in enumerate(prompts)])
     for number, text in enumerate(prompts):
@@ -357,6 +364,18 @@ def test_rows_that_are_dropped_stop_at_once_and_the_others_go_on() -> None:
     news = drain(engine)
     assert [answer.id for answer in news.answers] == [1]
     assert news.answers[0].completion == alone[1]
+
+
+def test_waiting_rows_are_let_in_by_the_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "ROWS", 8)
+    tokenizer, reads = byte_level(), list[int]()
+    engine, real = scripted("xyz" * 9, tokenizer), engines.Batch.read
+    monkeypatch.setattr(engines.Batch, "read", lambda net, prompts: reads.append(len(prompts)) or real(net, prompts))
+    letters = [chr(97 + number) for number in range(26)]
+    asks = [ask(number, text, temperature=0, max_tokens=1 + number % 13) for number, text in enumerate(letters)]
+    assert len(run(engine, asks)) == 26
+    assert sum(reads) == 26
+    assert min(reads) >= 2
 
 
 def test_dropping_everything_leaves_an_idle_engine() -> None:

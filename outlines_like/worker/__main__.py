@@ -66,7 +66,9 @@ def serve(link: Link) -> None:
     while True:
         while engine.idle or link.pending():
             obey(engine, link.wait())
-        link.send(engine.step())
+        news = engine.step()
+        if news.answers or news.faults:
+            link.send(news)
 
 
 def obey(engine: Engine, order: Order) -> None:

@@ -81,7 +81,7 @@ class Engine:
 
     def __init__(self, net: Net, reader: Reader, tokenizer: Any, habits: Habits, room: int) -> None:
         self._net, self._reader, self._tokenizer, self._habits = net, reader, tokenizer, habits
-        self._rows, self._room = ROWS, room
+        self._rows, self._room, self._filling = ROWS, room, False
         self._waiting: deque[Row] = deque()
         self._cohorts: list[Cohort] = []
         self._faults: list[Fault] = []
@@ -124,8 +124,11 @@ class Engine:
     def _admit(self) -> None:
         running = [row for cohort in self._cohorts for row in cohort.rows]
         free = self._rows - len(running)
+        # New rows come in crowds: reading one prompt at a time would hold up all that run for each of them.
+        enough = free >= min(len(self._waiting), self._rows // 4)
+        self._filling = bool(self._waiting) and free > 0 and (enough or self._filling)
         room = self._room - len(running) * max((row.size for row in running), default=0)
-        if free <= 0 or not self._waiting or (running and room < self._waiting[0].size):
+        if not self._filling or (running and room < self._waiting[0].size):
             return
         group = together(self._waiting, rows=free, room=room, even=not self._net.plain)
         chosen = set(map(id, group))

@@ -16,7 +16,7 @@ from .rows import Habits
 from .sampling import Taste
 from .wire import Setup
 
-SHARE = 4  # keys and values may take up to one part in so many of the memory that is free at the start
+SHARE = 4  # keys and values of all workers may take one part in so many of the memory that is free at the start
 
 
 def load(setup: Setup) -> Engine:
@@ -28,7 +28,7 @@ def load(setup: Setup) -> Engine:
     if model.config.is_encoder_decoder:
         raise ValueError(f"{setup.path} is an encoder-decoder model; only decoder models can be loaded so far")
     net = Net(model.to(device(setup.device)))
-    room = spare(net.device) // max(1, SHARE * Batch.read(net, [[0]]).weight)
+    room = spare(net.device) // (SHARE * setup.workers * max(1, Batch.read(net, [[0]]).weight))
     return Engine(net, Reader(tokenizer, setup.raw), tokenizer, habits(model, tokenizer), room)
 
 
