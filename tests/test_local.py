@@ -220,6 +220,12 @@ def test_without_its_wheel_the_boxed_model_says_how_to_get_it(monkeypatch: pytes
         ol.models.transformers("smollm2-135m")
 
 
+def test_the_wheels_file_is_found_without_running_the_wheels_code() -> None:
+    file = boxes.wheel_file()
+    assert file.read_bytes()[:4] == b"GGUF"
+    assert file.parent.name not in sys.modules
+
+
 def test_a_conversion_that_fails_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "broken.gguf").write_bytes(b"GGUF but not really")
     with pytest.raises(WorkerError, match="could not be converted"):

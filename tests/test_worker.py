@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import random
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -16,6 +17,7 @@ from outlines_like.errors import BadRequestError, ContextLengthError, PromptErro
 from outlines_like.models.boxes import smollm2 as smollm2_folder
 from outlines_like.requests import Completion, Message
 from outlines_like.worker import engine as engines
+from outlines_like.worker import prompting, rows
 from outlines_like.worker.batches import Net
 from outlines_like.worker.engine import Engine, together
 from outlines_like.worker.loading import habits, load
@@ -577,3 +579,9 @@ def test_a_model_folder_whose_kind_is_not_a_decoder_is_refused(tmp_path: Path) -
     byte_level().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="T5"):
         load(Setup(str(tmp_path), "cpu", "auto", False, 1))
+
+
+@pytest.mark.parametrize("module", [rows, prompting])
+def test_the_examples_in_docstrings_are_true(module: Any) -> None:
+    assert doctest.testmod(module).failed == 0
+    assert doctest.testmod(module).attempted > 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -51,9 +51,9 @@ class Flights:
         self.table.clear()
 
 
-def flights() -> Flights:
-    """The table of all calls on the library's loop; on another loop, one for this call alone."""
-    return owned("flights", Flights) if on_loop() else Flights()
+def flights(name: Hashable) -> Flights:
+    """The table of that name on the library's loop; on another loop, one for this call alone."""
+    return owned(("flights", name), Flights) if on_loop() else Flights()
 
 
 async def leading(bursts: Bursts, rows: Sequence[Any], sky: Flights, ours: set[str]) -> Bursts:
@@ -95,15 +95,17 @@ def shared(burst: Burst, same: dict[int, list[int]]) -> Burst:
     return [Event(i, value, done) for row, value, done in burst for i in same.get(row, (row,))]
 
 
-def deduped() -> Layer:
+def deduped(name: Hashable = None) -> Layer:
     """Run rows with equal keys once, within a call and among calls that are under way together.
 
-    Every asker is told. One who leaves takes nothing from the others.
+    Every asker is told. One who leaves takes nothing from the others. Layers of the same ``name`` share what is under
+    way; without one, a layer is alone.
     """
+    name = object() if name is None else name
 
     def layer(run: Elementwise) -> Elementwise:
         async def deduped_run(rows: Sequence[Any]) -> Bursts:
-            sky, (first, same) = flights(), first_of_each(rows)
+            sky, (first, same) = flights(name), first_of_each(rows)
             mine = [i for key, i in first.items() if key not in sky.table]
             theirs = [i for key, i in first.items() if key in sky.table]
             ours = sky.claim(rows[i].key for i in mine)

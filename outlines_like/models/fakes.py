@@ -64,7 +64,7 @@ def fake(
         yield [Event(i, answer_to(request, answer, fail)) for i, request in enumerate(requests)]
 
     batches = batched(by=family, concurrency=concurrency)
-    layers = [retried(retries + 1), limited(concurrency), batches, deduped(), cached()]
+    layers = [retried(retries + 1), limited(concurrency), batches, deduped("models"), cached()]
     kind = f"fake:{named(answer)}:{'chat' if chat else 'text'}"
     return Model(name, run, endpoint=kind, defaults=defaults, layers=layers)
 

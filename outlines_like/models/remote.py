@@ -411,6 +411,6 @@ def openai(
     account = Account(base_url, api_key, endpoint, headers or {})
     remote = Remote(account, endpoint, Settings(concurrency, timeout, idle_timeout, trust_env))
     limit = sharing(("limit", account.name, model, concurrency), concurrency)
-    layers = [retried(retries + 1), limit, batched(by=remote.company, concurrency=concurrency), deduped(), cached()]
+    layers = [retried(retries + 1), limit, batched(by=remote.company, concurrency=concurrency), deduped("models"), cached()]
     kind = f"{endpoint} {account.place}"
     return Model(model, remote.run, endpoint=kind, defaults=defaults, layers=layers, parameters=PARAMETERS)

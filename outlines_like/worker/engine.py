@@ -131,6 +131,7 @@ class Engine:
         if not self._filling or (running and room < self._waiting[0].size):
             return
         group = together(self._waiting, rows=free, room=room, even=not self._net.plain)
+        self._filling = len(group) < free
         chosen = set(map(id, group))
         self._waiting = deque(row for row in self._waiting if id(row) not in chosen)
         self._enter(group)
