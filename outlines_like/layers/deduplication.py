@@ -101,11 +101,12 @@ def deduped(name: Hashable = None) -> Layer:
     Every asker is told. One who leaves takes nothing from the others. Layers of the same ``name`` share what is under
     way; without one, a layer is alone.
     """
-    name = object() if name is None else name
 
     def layer(run: Elementwise) -> Elementwise:
+        table = object() if name is None else name
+
         async def deduped_run(rows: Sequence[Any]) -> Bursts:
-            sky, (first, same) = flights(name), first_of_each(rows)
+            sky, (first, same) = flights(table), first_of_each(rows)
             mine = [i for key, i in first.items() if key not in sky.table]
             theirs = [i for key, i in first.items() if key in sky.table]
             ours = sky.claim(rows[i].key for i in mine)

@@ -16,9 +16,15 @@ Check = Callable[[str, Any], Any]
 INFINITY = float("inf")
 
 
-def integer(least: int) -> Check:
-    """A whole number of at least ``least``."""
-    return lambda name, value: count(name, value, least)
+def integer(least: int, most: int = 2**63 - 1) -> Check:
+    """A whole number from ``least`` to ``most``."""
+
+    def check(name: str, value: Any) -> int:
+        if count(name, value, least) > most:
+            raise ValueError(f"{name}={value!r}; it takes a whole number of at most {most}")
+        return int(value)
+
+    return check
 
 
 def number(least: float, most: float = INFINITY) -> Check:
