@@ -174,7 +174,7 @@ def release(work: Coroutine[Any, Any, None]) -> None:
 
 def iterate(bursts: Bursts) -> Generator[Burst, None, None]:
     """A plain iterator over ``bursts``, which run on the loop. Leaving it early closes them."""
-    pump = wait(Pump.start(bursts))
+    pump = Pump(bursts)
     try:
         while (burst := wait(pump.take())) is not None:
             yield burst
@@ -191,7 +191,7 @@ def hosted(run: Elementwise) -> Elementwise:
                 async for burst in bursts:
                     yield burst
             return
-        pump = await ask(Pump.start(run(rows)))
+        pump = Pump(run(rows))
         try:
             while (taken := await ask(pump.take())) is not None:
                 yield taken

@@ -54,8 +54,6 @@ class Work:
             async with aclosing(self.run(self.rows)) as bursts:
                 async for burst in bursts:
                     tally.note(burst)
-                    if tally.over:
-                        break
         return tally.answers
 
     def result(self, values: Sequence[Any]) -> Any:
@@ -120,12 +118,13 @@ class Tally:
     """What has come of one call so far."""
 
     def __init__(self, work: Work) -> None:
-        self.work, self.values, self.done, self.over = work, [UNRUN] * len(work.rows), 0, False
+        self.work, self.values, self.done = work, [UNRUN] * len(work.rows), 0
 
     @property
     def answers(self) -> list[Any]:
         """The answer of every row; None for those that a first failure cancelled."""
-        return [None if value is UNRUN else value for value in self.values] if self.over else self.values
+        hasty = self.work.options.fail_fast and self.done < len(self.values)
+        return [None if value is UNRUN else value for value in self.values] if hasty else self.values
 
     def note(self, burst: Burst) -> None:
         """Keep the answers of a burst, and tell whoever asked for progress."""
@@ -133,7 +132,6 @@ class Tally:
         for row, value, _ in finished:
             self.values[row] = value
         self.done += len(finished)
-        self.over = self.work.options.fail_fast and any(isinstance(event.value, Failure) for event in finished)
         if self.work.options.progress is not None and finished:
             self.work.options.progress(self.done, len(self.work.rows))
 
@@ -171,8 +169,6 @@ class Stream(Generic[T]):
         with closing(bridge.iterate(work.run(work.rows))) as bursts:
             for burst in bursts:
                 yield from tally.snapshots(burst)
-                if tally.over:
-                    break
         work.result(tally.answers)
 
     async def __aiter__(self) -> AsyncIterator[tuple[Index, T, bool]]:
@@ -182,8 +178,6 @@ class Stream(Generic[T]):
                 async for burst in bursts:
                     for snapshot in tally.snapshots(burst):
                         yield snapshot
-                    if tally.over:
-                        break
         work.result(tally.answers)
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from .events import Layer, stack
 from .occasions import scope
 from .running import each, in_lists
 from .signatures import bind, form_of
-from .targets import FunctionTarget, Given, Plan, Target, answered
+from .targets import FunctionTarget, Given, Plan, Target, answered, hasty
 
 T = TypeVar("T")
 Fn = Callable[..., Any]
@@ -41,7 +41,8 @@ class Lifted(Generic[T]):
         grid = arrays.flatten(arguments, self.options.signature, self.options.excluded)
         terms = cache.terms(live=live, scope=scope())
         rows = self.target.prepare(grid.calls, samples, terms)
-        return Work(answered(self.target.run), rows, grid, samples, self.options, columns)
+        run = answered(self.target.run)
+        return Work(hasty(run) if self.options.fail_fast else run, rows, grid, samples, self.options, columns)
 
     @overload
     def __call__(self, /, *args: Scalar, samples: None = None, **kwargs: Scalar) -> T: ...

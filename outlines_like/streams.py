@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from itertools import islice
-from typing import Any, Self
+from typing import Any
 
 from .errors import Abort
 from .events import Burst, Bursts
@@ -137,26 +137,25 @@ async def interleave(make: Callable[[Any], Bursts], items: Iterable[Any], limit:
 
 
 class Pump:
-    """A stream that a task of its own reads ahead, so that any thread or loop may take from it in turn."""
+    """A stream that a task of its own reads ahead, so that any thread or loop may take from it in turn.
+
+    It starts with the first ``take``, on the loop where that runs, as does ``stop``.
+    """
 
     def __init__(self, bursts: Bursts) -> None:
-        self._mailbox = Mailbox()
-        self._crew = Crew(self._mailbox, [self._read(bursts)])
+        self._bursts, self._mailbox = bursts, Mailbox()
+        self._crew: Crew | None = None
 
-    @classmethod
-    async def start(cls, bursts: Bursts) -> Self:
-        """A pump on the running loop."""
-        return cls(bursts)
-
-    async def _read(self, bursts: Bursts) -> None:
-        async with aclosing(bursts):
+    async def _read(self) -> None:
+        async with aclosing(self._bursts) as bursts:
             async for burst in bursts:
                 self._mailbox.post(burst)
 
     async def take(self) -> Burst | None:
         """All that has come; None at the end."""
+        self._crew = self._crew or Crew(self._mailbox, [self._read()])
         return await self._mailbox.take()
 
     async def stop(self) -> None:
         """Close the stream."""
-        await self._crew.stop()
+        await (self._crew.stop() if self._crew else self._bursts.aclose())

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from .arrays import Call
 from .checks import count
-from .events import Bursts, Elementwise, Event, Layer, stack, subset
+from .events import Bursts, Elementwise, Event, Failure, Layer, stack, subset
 from .occasions import Occasion
 from .requests import Terms
 from .signatures import Signature
@@ -120,3 +120,16 @@ def answered(run: Elementwise) -> Elementwise:
                     yield burst
 
     return answered_run
+
+
+def hasty(run: Elementwise) -> Elementwise:
+    """Stop at the first failure."""
+
+    async def hasty_run(rows: Sequence[Any]) -> Bursts:
+        async with aclosing(run(rows)) as bursts:
+            async for burst in bursts:
+                yield burst
+                if any(isinstance(event.value, Failure) for event in burst):
+                    return
+
+    return hasty_run

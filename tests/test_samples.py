@@ -332,7 +332,7 @@ def makers():
 
     yield again
 
-    def again(x):  # noqa: F811
+    def again(x):
         return x + "2"
 
     yield again

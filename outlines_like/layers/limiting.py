@@ -55,9 +55,11 @@ class Limit:
 
 def limited(limit: int | Limit) -> Layer:
     """Let at most ``limit`` calls of the backend be under way, over all callers that share the limit."""
-    gate = Limit(limit) if isinstance(limit, int) else limit
+    count("limit", limit.size if isinstance(limit, Limit) else limit)
 
     def layer(run: Elementwise) -> Elementwise:
+        gate = limit if isinstance(limit, Limit) else Limit(limit)
+
         async def limited_run(rows: Sequence[Any]) -> Bursts:
             async with gate, aclosing(run(rows)) as bursts:
                 async for burst in bursts:

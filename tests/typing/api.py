@@ -1,0 +1,122 @@
+"""Calls that must type-check under ``mypy --strict``. Never run."""
+
+from __future__ import annotations
+
+from typing import Any, assert_type
+
+import numpy as np
+import numpy.typing as npt
+
+import outlines_like as ol
+
+Objects = npt.NDArray[np.object_]
+
+
+PROMPTS: Objects = np.array(["a"], dtype=object)
+
+
+def length(text: str, extra: int = 0) -> int:
+    return len(text) + extra
+
+
+async def shout(text: str) -> str:
+    return text.upper()
+
+
+class Speaker:
+    def speak(self, text: str) -> str:
+        return text
+
+    def __call__(self, text: str) -> str:
+        return text
+
+
+async def functions() -> None:
+    lengths = ol.vectorize(length)
+    assert_type(lengths("a"), int)
+    assert_type(lengths("a", extra=1), int)
+    assert_type(lengths(["a", "b"]), Objects)
+    assert_type(lengths([["a"], ["b"]], extra=[1, 2]), Objects)
+    assert_type(lengths("a", samples=3), Objects)
+    assert_type(lengths(PROMPTS), Objects)
+    ol.vectorize(length, signature="(),()->()", excluded=["extra"], concurrency=4, on_error="return", fail_fast=True)
+    ol.vectorize.batched(lambda texts: [len(text) for text in texts], size=16)(["a"])
+    ol.vectorize(Speaker().speak)(["a"])
+    ol.vectorize(Speaker())("a")
+    ol.vectorize(lambda text: str(text) + "!")(["a"])
+    for index, value, done in lengths.stream(["a"]):
+        assert_type(index, tuple[int, ...])
+        assert_type(value, int)
+        assert_type(done, bool)
+    async for _, number, _ in lengths.stream(["a"]):
+        assert_type(number, int)
+    await lengths.acall(["a"])
+    assert_type(lengths.plan(["a"]), ol.Plan)
+    again = ol.vectorize(lengths)
+    assert_type(again("a"), int)
+
+
+async def async_functions() -> None:
+    shouted = ol.vectorize(shout)
+    assert_type(shouted("a"), str)
+    assert_type(shouted(["a"]), Objects)
+    for _, value, _ in shouted.stream("a"):
+        assert_type(value, str)
+    await shouted.acall("a")
+
+
+async def models() -> None:
+    model = ol.models.fake(temperature=0.5)
+    assert_type(model("a"), str)
+    assert_type(model("a", temperature=0, max_tokens=5, stop="x"), str)
+    assert_type(model(["a", "b"]), Objects)
+    assert_type(model("a", samples=3), Objects)
+    assert_type(model(PROMPTS, samples=3), Objects)
+    assert_type(model.complete("a"), ol.Completion)
+    assert_type(model.complete(["a"]), Objects)
+    assert_type(model.plan(["a"]), ol.Plan)
+    for _, value, _ in model.stream("a"):
+        assert_type(value, str)
+    with model.stream("a") as stream:
+        async for _, text, _ in stream:
+            assert_type(text, str)
+    for _, completion, _ in model.complete.stream("a"):
+        assert_type(completion.finish_reason, str | None)
+    answer: Any = await model.acall(["a"])
+    lifted = ol.vectorize(model)
+    assert_type(lifted("a"), str)
+    assert_type(lifted(["a"]), Objects)
+    model([{"role": "user", "content": "hi"}])
+    print(answer)
+
+
+@ol.elemwise
+def decorated(text: str) -> str:
+    return text
+
+
+@ol.elemwise(on_error="missing", concurrency=2)
+def with_options(text: str) -> str:
+    return text
+
+
+def layers() -> None:
+    decorated(["a"])
+    with_options("a")
+    decorated.stream(["a"])
+    keep: dict[str, Any] = {}
+    ol.through(ol.vectorize(length), ol.cached(keep), ol.retried(3), ol.limited(ol.Limit(2)), ol.batched(4), ol.deduped(), ol.guarded)
+    layer: ol.Layer = ol.tapped(lambda burst: print(len(burst)))
+    ol.through(ol.models.fake(), layer)
+
+
+def errors() -> None:
+    try:
+        ol.vectorize(length)(["a"])
+    except ol.RowErrors as group:
+        for index, error in group.errors.items():
+            assert_type(index, tuple[int, ...])
+            assert_type(error, Exception)
+    with ol.cache.disabled(), ol.cache.at("folder"), ol.cache.refresh():
+        ol.cache.clear()
+    assert_type(ol.vote(["a"]), Any)
