@@ -2,13 +2,37 @@
 
 from . import cache, errors, models
 from .arrays import Leaf
-from .calling import Stream
 from .errors import OutlinesError, RowErrors
-from .events import Elementwise, Event, Failure, Layer
+from .events import Elementwise, Event, Failure, Layer, Snapshot
 from .layers import Limit, batched, cached, deduped, guarded, limited, retried, tapped
-from .lifting import elemwise, through, vectorize
+from .lifting import elemwise, stream, through, vectorize
+from .operators import (
+    acollect,
+    by_row,
+    chunks,
+    collect,
+    deltas,
+    filter_rows,
+    finished,
+    first,
+    latest,
+    lines,
+    map_values,
+    merge,
+    partial_json,
+    peek,
+    scan,
+    sentences,
+    stop_when,
+    take,
+    tee,
+    throttle,
+    timeout,
+    zip_latest,
+)
 from .requests import Completion, Message, Request, Usage
 from .sampling import Vote, vote
+from .streaming import Stream
 from .targets import Plan
 
 __version__ = "0.1.0"
@@ -26,21 +50,45 @@ __all__ = [
     "Plan",
     "Request",
     "RowErrors",
+    "Snapshot",
     "Stream",
     "Usage",
     "Vote",
+    "acollect",
     "batched",
+    "by_row",
     "cache",
     "cached",
+    "chunks",
+    "collect",
     "deduped",
+    "deltas",
     "elemwise",
     "errors",
+    "filter_rows",
+    "finished",
+    "first",
     "guarded",
+    "latest",
     "limited",
+    "lines",
+    "map_values",
+    "merge",
     "models",
+    "partial_json",
+    "peek",
     "retried",
+    "scan",
+    "sentences",
+    "stop_when",
+    "stream",
+    "take",
     "tapped",
+    "tee",
+    "throttle",
     "through",
+    "timeout",
     "vectorize",
     "vote",
+    "zip_latest",
 ]

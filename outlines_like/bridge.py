@@ -10,14 +10,15 @@ import atexit
 import os
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Generator, Hashable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Hashable, Sequence
 from concurrent.futures import Future
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
 
 from .errors import BlockingError
-from .events import Burst, Bursts, Elementwise
+from .events import Bursts, Elementwise
 from .streams import Pump, arriving, carrying
 
 T = TypeVar("T")
@@ -35,20 +36,24 @@ C = TypeVar("C", bound=Closable)
 
 
 class Home:
-    """The library's own event loop, its thread, and what it owns."""
+    """An event loop in a daemon thread, and what it owns: the library's own, or one for a single reader's operators."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "outlines_like") -> None:
         self.loop = asyncio.new_event_loop()
         self.loop.slow_callback_duration = PATIENCE  # a big array's burst is no fault, and debug mode would report it
         self.owned: dict[Hashable, Closable] = {}
-        self.errands: set[asyncio.Task[None]] = set()
+        self.errands: set[Future[None]] = set()
+        self.retired = False
         self.loop.call_soon(sys.set_asyncgen_hooks, None)  # every stream here has an owner who closes it: none is listed twice
-        self.thread = threading.Thread(target=self.loop.run_forever, name="outlines_like", daemon=True)
+        self.thread = threading.Thread(target=self._live, name=name, daemon=True)
         self.thread.start()
-        atexit.register(self.close)
 
-    async def empty(self) -> None:
-        """End all tasks, then close what is owned, the youngest first."""
+    def _live(self) -> None:
+        self.loop.run_forever()
+        self.loop.close()
+
+    async def _empty(self) -> None:
+        """End all tasks, close what is owned, the youngest first, then end the loop."""
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
@@ -57,29 +62,39 @@ class Home:
             await self.owned.popitem()[1].aclose()
         await self.loop.shutdown_asyncgens()
         await self.loop.shutdown_default_executor()
+        self.loop.stop()
+
+    def retire(self) -> None:
+        """Close soon, without waiting for it."""
+        if not self.retired:
+            self.retired = True
+            asyncio.run_coroutine_threadsafe(self._empty(), self.loop)
 
     def close(self) -> None:
         """Leave no task, connection or process behind."""
-        with suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(self.empty(), self.loop).result(PATIENCE)
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join(PATIENCE)
-        if not self.loop.is_running():
-            self.loop.close()
+        self.retire()
+        if threading.current_thread() is not self.thread:
+            self.thread.join(PATIENCE)
 
 
 class Door:
-    """Where the home of this process is kept. A forked child has to open its own: its parent's loop does not run there."""
+    """Where the homes of this process are kept. A forked child has to open its own: its parent's loops do not run there."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.home: Home | None = None
+        self.guests: WeakSet[Home] = WeakSet()
 
     def forget(self) -> None:
         """Drop what was the parent's."""
-        if self.home is not None:
-            atexit.unregister(self.home.close)
+        atexit.unregister(self.close)
         self.__init__()  # type: ignore[misc]
+
+    def close(self) -> None:
+        """Close all homes, the library's own last."""
+        for home in [*self.guests, self.home]:
+            if home is not None:
+                home.close()
 
 
 DOOR = Door()
@@ -89,13 +104,36 @@ os.register_at_fork(after_in_child=DOOR.forget)
 def home() -> Home:
     """The one home of this process, opened on first use."""
     with DOOR.lock:
-        DOOR.home = DOOR.home or Home()
+        if DOOR.home is None:
+            DOOR.home = Home()
+            atexit.register(DOOR.close)
         return DOOR.home
 
 
 def on_loop() -> bool:
     """Whether this code runs on the library's loop."""
     return DOOR.home is not None and threading.current_thread() is DOOR.home.thread
+
+
+def guest() -> Home:
+    """A home for one reader, whose operators may run code of the user's that blocks. Its owner closes it."""
+    home()
+    made = Home("outlines_like reader")
+    DOOR.guests.add(made)
+    return made
+
+
+def running() -> asyncio.AbstractEventLoop | None:
+    """The loop that runs in this thread, if one does."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def in_guest() -> bool:
+    """Whether this code runs in a reader's home."""
+    return any(home.thread is threading.current_thread() for home in DOOR.guests)
 
 
 class Errand:
@@ -127,8 +165,11 @@ class Errand:
 ERRAND: ContextVar[Errand | None] = ContextVar("ERRAND", default=None)
 
 
-def wait(work: Coroutine[Any, Any, T]) -> T:
-    """Run ``work`` on the loop and block this thread until it is done. Ctrl-C cancels it and comes through."""
+def wait(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop | None = None) -> T:
+    """Run ``work`` on ``loop``, by default the library's, and block this thread until it is done.
+
+    Ctrl-C cancels it and comes through.
+    """
     if on_loop():
         work.close()
         raise BlockingError("this call blocks the event loop that has to answer it; in async code write `await f.acall(...)`")
@@ -141,7 +182,7 @@ def wait(work: Coroutine[Any, Any, T]) -> T:
         finally:
             done.set()
 
-    future = asyncio.run_coroutine_threadsafe(tracked(), home().loop)
+    future = asyncio.run_coroutine_threadsafe(tracked(), loop or home().loop)
     if (errand := ERRAND.get()) is not None:
         errand.begin(future)
     try:
@@ -150,36 +191,51 @@ def wait(work: Coroutine[Any, Any, T]) -> T:
     except BaseException:
         if future.cancel():
             done.wait(PATIENCE)
+        if home().retired and future.cancelled():
+            threading.Event().wait()  # the program has ended, and with it all but daemon threads: nobody is there to be told
         raise
+
+
+async def across(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
+    """Run ``work`` on ``loop``, from whichever loop this is."""
+    if loop is asyncio.get_running_loop():
+        return await work
+    answer: asyncio.Future[T] = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+    return await answer
 
 
 async def ask(work: Coroutine[Any, Any, T]) -> T:
     """Run ``work`` on the library's loop, from whichever loop this is."""
-    if on_loop():
-        return await work
-    answer: asyncio.Future[T] = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, home().loop))
-    return await answer
+    return await across(home().loop, work)
 
 
-def release(work: Coroutine[Any, Any, None]) -> None:
-    """Run a clean-up: at once where this thread may block, else soon."""
-    if home().loop.is_closed():
+def release(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> None:
+    """Run a clean-up on ``loop``: at once where this thread may block, else soon."""
+    if loop.is_closed():
         work.close()
-    elif on_loop():
-        home().errands.add(task := asyncio.ensure_future(work))
-        task.add_done_callback(home().errands.discard)
+    elif on_loop() or loop is running():
+        home().errands.add(errand := asyncio.run_coroutine_threadsafe(work, loop))
+        errand.add_done_callback(home().errands.discard)
     else:
-        wait(work)
+        wait(work, loop)
 
 
-def iterate(bursts: Bursts) -> Generator[Burst, None, None]:
-    """A plain iterator over ``bursts``, which run on the loop. Leaving it early closes them."""
-    pump = Pump(bursts)
+def iterate(bursts: AsyncGenerator[list[T], None], loop: asyncio.AbstractEventLoop) -> Generator[list[T], None, None]:
+    """A plain iterator over ``bursts``, which run on ``loop``. Leaving it early closes them."""
+
+    async def step() -> list[T] | None:
+        return await anext(bursts, None)
+
     try:
-        while (burst := wait(pump.take())) is not None:
+        while (burst := wait(step(), loop)) is not None:
             yield burst
     finally:
-        release(pump.stop())
+        release(closed(bursts), loop)
+
+
+async def closed(bursts: AsyncGenerator[Any, None]) -> None:
+    """Close ``bursts``."""
+    await bursts.aclose()
 
 
 def hosted(run: Elementwise) -> Elementwise:

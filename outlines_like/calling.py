@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, closing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Self, TypeVar
-from weakref import WeakSet
+from functools import cached_property
+from itertools import product
+from typing import Any, NamedTuple
 
-from . import arrays, bridge, frames
+from . import arrays, frames
 from .arrays import Grid
 from .errors import RowErrors
-from .events import Burst, Elementwise, Failure
+from .events import Burst, Bursts, Elementwise, Failure, Snapshot, subset
 from .signatures import Signature, parse
-from .streams import arriving
+from .streams import Pump, arriving, interleave
+from .targets import hasty
 
-T = TypeVar("T")
 Index = tuple[int, ...]
 ON_ERROR = ("raise", "return", "missing")
+SINGLY = 256  # rows run by themselves at a time, where the model has a limit of its own
 UNRUN = Failure(RuntimeError("this row ended without an answer"))
 
 
@@ -41,17 +43,41 @@ class Work:
     samples: int | None
     options: Options
     columns: Sequence[Any]
+    concurrency: int | None = None
 
     @property
     def shape(self) -> Index:
         """The loop's shape, samples last."""
         return self.grid.shape if self.samples is None else (*self.grid.shape, self.samples)
 
+    @cached_property
+    def indices(self) -> list[Index]:
+        """Where the answer of each row stands."""
+        return list(product(*map(range, self.shape)))
+
+    def start(self, ends: Ends | None = None) -> Bursts:
+        """Run the rows: together, or so that ``ends`` can end each of them."""
+        run = self.run if ends is None else self.singly(ends)
+        return (hasty(run) if self.options.fail_fast else run)(self.rows)
+
+    def singly(self, ends: Ends) -> Elementwise:
+        """Run each row by itself, until it ends or is ended."""
+
+        async def singly_run(rows: Sequence[Any]) -> Bursts:
+            def one(i: int) -> Bursts:
+                return ends.until(self.indices[i], subset(self.run, rows, [i]))
+
+            async with aclosing(interleave(one, range(len(rows)), self.concurrency or SINGLY)) as bursts:
+                async for burst in bursts:
+                    yield burst
+
+        return singly_run
+
     async def values(self) -> list[Any]:
         """The answer of every row."""
         tally = Tally(self)
         with arriving():
-            async with aclosing(self.run(self.rows)) as bursts:
+            async with aclosing(self.start()) as bursts:
                 async for burst in bursts:
                     tally.note(burst)
         return tally.answers
@@ -114,82 +140,65 @@ def blank(value: Any) -> bool:
     return value is None or isinstance(value, Exception)
 
 
-class Tally:
-    """What has come of one call so far."""
+class Ends:
+    """Which rows their reader has seen enough of."""
 
-    def __init__(self, work: Work) -> None:
-        self.work, self.values, self.done = work, [UNRUN] * len(work.rows), 0
+    def __init__(self) -> None:
+        self._over: set[Index] = set()
+        self._bells: dict[Index, Pump] = {}
+
+    def end(self, index: Index) -> None:
+        """Cancel a row, or never begin it. Call it on the loop that runs the rows."""
+        self._over.add(index)
+        if index in self._bells:
+            self._bells[index].close()
+
+    async def until(self, index: Index, bursts: Bursts) -> Bursts:
+        """The bursts of one row until it is ended."""
+        self._bells[index] = pump = Pump(bursts)
+        try:
+            while index not in self._over and (burst := await pump.take()) is not None:
+                yield burst
+        finally:
+            del self._bells[index]
+            await pump.stop()
+
+
+class Tally:
+    """What has come of one call so far. ``partial``: rows may be ended before they have an answer."""
+
+    def __init__(self, work: Work, partial: bool = False) -> None:
+        self.work, self.values, self.done, self.partial = work, [UNRUN] * len(work.rows), 0, partial
 
     @property
     def answers(self) -> list[Any]:
-        """The answer of every row; None for those that a first failure cancelled."""
-        hasty = self.work.options.fail_fast and self.done < len(self.values)
-        return [None if value is UNRUN else value for value in self.values] if hasty else self.values
+        """The answer of every row; None for those that were cancelled, by a first failure or by the reader."""
+        partial = self.partial or (self.work.options.fail_fast and self.done < len(self.values))
+        return [None if value is UNRUN else value for value in self.values] if partial else self.values
 
     def note(self, burst: Burst) -> None:
         """Keep the answers of a burst, and tell whoever asked for progress."""
-        finished = [event for event in burst if event.done]
-        for row, value, _ in finished:
-            self.values[row] = value
-        self.done += len(finished)
+        finished = 0
+        for row, value, done in burst:
+            if done:
+                self.values[row] = value
+                finished += 1
+        self.done += finished
         if self.work.options.progress is not None and finished:
             self.work.options.progress(self.done, len(self.work.rows))
 
-    def snapshots(self, burst: Burst) -> Iterator[tuple[Index, Any, bool]]:
+    def snapshots(self, burst: Burst) -> list[Snapshot[Any]]:
         """A burst as a reader sees it. A single answer's error is raised, not shown."""
         self.note(burst)
-        shape, on_error = self.work.shape, self.work.options.on_error
-        for row, value, done in burst:
-            if not isinstance(value, Failure):
-                yield arrays.index_of(row, shape), value, done
-            elif on_error != "raise":
-                yield arrays.index_of(row, shape), value.error if on_error == "return" else None, done
-            elif shape:
-                yield arrays.index_of(row, shape), value, done
+        indices, options = self.work.indices, self.work.options
+        if options.on_error == "raise" and not self.work.shape:
+            burst = [event for event in burst if not isinstance(event.value, Failure)]
+        return [Snapshot(indices[i], self.shown(v) if isinstance(v, Failure) else v, done) for i, v, done in burst]
 
-
-class Stream(Generic[T]):
-    """Snapshots ``(index, value so far, done)`` as they come, for ``for`` and for ``async for``.
-
-    Nothing runs until it is iterated. Leaving early, by ``break``, ``close()`` or the end of a ``with`` block, cancels
-    what is under way. A failed row's last value is a ``Failure``; with ``on_error="raise"`` its error is raised at the end.
-    """
-
-    def __init__(self, work: Callable[[], Work]) -> None:
-        self._make = work
-        self._open: WeakSet[Any] = WeakSet()  # weak, so that a reader who just drops his iterator closes it
-
-    def __iter__(self) -> Iterator[tuple[Index, T, bool]]:
-        snapshots = self._snapshots()
-        self._open.add(snapshots)
-        return snapshots
-
-    def _snapshots(self) -> Iterator[tuple[Index, T, bool]]:
-        tally = Tally(work := self._make())
-        with closing(bridge.iterate(work.run(work.rows))) as bursts:
-            for burst in bursts:
-                yield from tally.snapshots(burst)
-        work.result(tally.answers)
-
-    async def __aiter__(self) -> AsyncIterator[tuple[Index, T, bool]]:
-        tally = Tally(work := self._make())
-        with arriving():
-            async with aclosing(work.run(work.rows)) as bursts:
-                async for burst in bursts:
-                    for snapshot in tally.snapshots(burst):
-                        yield snapshot
-        work.result(tally.answers)
-
-    def close(self) -> None:
-        """End every plain iteration of this stream."""
-        for snapshots in list(self._open):
-            snapshots.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def shown(self, failure: Failure) -> Any:
+        """What a reader sees of a failure."""
+        options = self.work.options
+        return failure if options.on_error == "raise" else failure.error if options.on_error == "return" else None
 
 
 def choose(options: Options, given: Mapping[str, Any]) -> Options:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,17 @@ class Event(NamedTuple):
 
     row: int
     value: Any
+    done: bool = True
+
+
+class Snapshot(NamedTuple, Generic[T]):
+    """One row's value so far, as a reader of a stream sees it: ``index`` says where in the result array it stands.
+
+    The last snapshot of a row has ``done=True``: its value is the answer.
+    """
+
+    index: tuple[int, ...]  # type: ignore[assignment]  # it hides tuple.index, which nobody asks of a snapshot
+    value: T
     done: bool = True
 
 

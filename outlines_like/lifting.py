@@ -10,13 +10,14 @@ from typing import Any, Generic, TypeVar, overload
 
 from . import arrays, bridge, cache, frames
 from .arrays import Array
-from .calling import Options, Stream, Work, choose
+from .calling import Options, Work, choose
 from .checks import count
-from .events import Layer, stack
+from .events import Layer, Snapshot, stack
 from .occasions import scope
 from .running import each, in_lists
 from .signatures import bind, form_of
-from .targets import FunctionTarget, Given, Plan, Target, answered, hasty
+from .streaming import Stream, reading
+from .targets import FunctionTarget, Given, Plan, Target, answered
 
 T = TypeVar("T")
 Fn = Callable[..., Any]
@@ -41,8 +42,7 @@ class Lifted(Generic[T]):
         grid = arrays.flatten(arguments, self.options.signature, self.options.excluded)
         terms = cache.terms(live=live, scope=scope())
         rows = self.target.prepare(grid.calls, samples, terms)
-        run = answered(self.target.run)
-        return Work(hasty(run) if self.options.fail_fast else run, rows, grid, samples, self.options, columns)
+        return Work(answered(self.target.run), rows, grid, samples, self.options, columns, self.target.concurrency)
 
     @overload
     def __call__(self, /, *args: Scalar, samples: None = None, **kwargs: Scalar) -> T: ...
@@ -62,9 +62,9 @@ class Lifted(Generic[T]):
         work = self._work(args, samples, kwargs)
         return work.result(await work.values() if work.rows else [])
 
-    def stream(self, /, *args: Any, samples: int | None = None, **kwargs: Any) -> Stream[T]:
+    def stream(self, /, *args: Any, samples: int | None = None, **kwargs: Any) -> Stream[Snapshot[T]]:
         """Watch ``(index, value so far, done)`` as it comes."""
-        return Stream(lambda: self._work(args, samples, kwargs, live=True))
+        return reading(self._work(args, samples, kwargs, live=True))
 
     def plan(self, /, *args: Any, samples: int | None = None, **kwargs: Any) -> Plan:
         """What the call would do. Nothing runs."""
@@ -170,3 +170,16 @@ def through(f: Any, *layers: Layer) -> Any:
     'HI'
     """
     return f.layered(*layers) if isinstance(f, (Lifted, Target)) else stack(f, *layers)
+
+
+def stream(fn: Any, **options: Any) -> Callable[..., Stream[Snapshot[Any]]]:
+    """``stream(fn)(*arrays)`` watches a model or function over arrays: the same as ``vectorize(fn, **options).stream``.
+
+    >>> import outlines_like as ol
+    >>> for index, text, done in ol.stream(ol.models.fake())(["so it goes"]):
+    ...     print(index, text, done)
+    (0,) SO False
+    (0,) SO IT False
+    (0,) SO IT GOES True
+    """
+    return lift(fn, **options).stream

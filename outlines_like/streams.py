@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from itertools import islice
 from typing import Any
 
 from .errors import Abort
-from .events import Burst, Bursts
+from .events import Burst, Bursts, Event, Snapshot
 
 SLACK = 4096  # events that a slow reader may fall behind before partial values are dropped
 
@@ -32,6 +32,20 @@ def arriving() -> Iterator[None]:
         raise abort.cause from None
 
 
+def row_of(item: Any) -> Any:
+    """The row that an event or a snapshot tells of; None for anything else."""
+    return item[0] if type(item) in (Event, Snapshot) else None
+
+
+def newest(items: Iterable[Any]) -> list[Any]:
+    """The last event or snapshot of each row, and all that is neither.
+
+    >>> newest(["a", Event(0, "b", False), Event(0, "c"), "a"])
+    ['a', Event(row=0, value='c', done=True), 'a']
+    """
+    return list({-1 - k if (row := row_of(item)) is None else row: item for k, item in enumerate(items)}.values())
+
+
 class Mailbox:
     """Bursts on their way to one reader, who may be slow.
 
@@ -40,7 +54,7 @@ class Mailbox:
     """
 
     def __init__(self) -> None:
-        self._events: Burst = []
+        self._events: list[Any] = []
         self._bound = SLACK
         self._news = asyncio.Event()
         self._error: BaseException | None = None
@@ -51,11 +65,11 @@ class Mailbox:
         """How many events wait to be taken."""
         return len(self._events)
 
-    def post(self, burst: Burst) -> None:
+    def post(self, burst: Sequence[Any]) -> None:
         """Add ``burst``; never blocks."""
         self._events += burst
         if len(self._events) > self._bound:
-            self._events = list({event.row: event for event in self._events}.values())
+            self._events = newest(self._events)
             self._bound = 2 * len(self._events) + SLACK
         self._news.set()
 
@@ -64,7 +78,7 @@ class Mailbox:
         self._error, self._closed = self._error or error, True
         self._news.set()
 
-    async def take(self) -> Burst | None:
+    async def take(self) -> list[Any] | None:
         """All that has come, at least one event; None at the end."""
         while not self._events and not self._closed:
             self._news.clear()
@@ -155,6 +169,10 @@ class Pump:
         """All that has come; None at the end."""
         self._crew = self._crew or Crew(self._mailbox, [self._read()])
         return await self._mailbox.take()
+
+    def close(self) -> None:
+        """Let its reader end once he has taken what has come."""
+        self._mailbox.close()
 
     async def stop(self) -> None:
         """Close the stream."""

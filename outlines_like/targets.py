@@ -41,6 +41,10 @@ class Target(Protocol):
     def signature(self) -> Signature | None:
         """Which axes it takes whole."""
 
+    @property
+    def concurrency(self) -> int | None:
+        """How many rows of a call may be under way; None where all calls share a limit."""
+
     def prepare(self, calls: Sequence[Call], samples: int | None, terms: Terms) -> list[Any]:
         """The rows to run, the samples of a call side by side."""
 

@@ -15,7 +15,8 @@ LEVELS = [
     {"arrays", "bridge", "store"},
     {"cache", "layers", "worker"},
     {"occasions", "running", "targets", "calling"},
-    {"lifting"},
+    {"streaming"},
+    {"lifting", "operators"},
     {"models"},
     {"sampling"},
 ]

@@ -10,14 +10,15 @@ from typing import Any, overload
 
 from ..arrays import Array, Call, is_conversation, is_message
 from ..bridge import hosted
-from ..calling import Options, Stream
+from ..calling import Options
 from ..errors import PromptError
-from ..events import Bursts, Elementwise, Event, Failure, Layer, stack
+from ..events import Bursts, Elementwise, Event, Failure, Layer, Snapshot, stack
 from ..layers import batched, guarded
 from ..layers.caching import known
 from ..lifting import Lifted, Scalar
 from ..requests import Completion, Message, Request, Terms
 from ..signatures import parse
+from ..streaming import Stream
 from ..targets import Given, Plan, missing
 from .parameters import COMMON, Check, checked, form
 
@@ -74,8 +75,10 @@ class Model:
         layers: Sequence[Layer] = (),
         parameters: Mapping[str, Check] = COMMON,
         view: View = text_of,
+        concurrency: int | None = None,
     ) -> None:
         self.name, self.endpoint, self.parameters, self.view = name, endpoint, parameters, view
+        self.concurrency = concurrency
         self.backend, self.layers = backend, tuple(layers)
         self.defaults = checked(defaults, parameters)
         self.__signature__ = form(parameters)
@@ -121,13 +124,15 @@ class Model:
 
     def bounded(self, concurrency: int) -> Model:
         """The same model with at most ``concurrency`` requests of one call under way."""
-        return self.layered(batched(by=family, concurrency=concurrency))
+        return self._with(layers=(*self.layers, batched(by=family, concurrency=concurrency)), concurrency=concurrency)
 
     def bound(self, owner: object) -> Model:
         """The same: a model is no method."""
         return self
 
-    def _with(self, *, layers: Sequence[Layer] | None = None, view: View | None = None) -> Model:
+    def _with(
+        self, *, layers: Sequence[Layer] | None = None, view: View | None = None, concurrency: int | None = None
+    ) -> Model:
         return Model(
             self.name,
             self.backend,
@@ -136,6 +141,7 @@ class Model:
             layers=self.layers if layers is None else layers,
             parameters=self.parameters,
             view=view or self.view,
+            concurrency=concurrency or self.concurrency,
         )
 
     @cached_property
@@ -164,7 +170,7 @@ class Model:
         """The same, awaited."""
         return await self._lifted.acall(prompt, samples=samples, **params)
 
-    def stream(self, prompt: Any, *, samples: int | None = None, **params: Any) -> Stream[str]:
+    def stream(self, prompt: Any, *, samples: int | None = None, **params: Any) -> Stream[Snapshot[str]]:
         """Watch ``(index, text so far, done)`` as it comes."""
         return self._lifted.stream(prompt, samples=samples, **params)
 
