@@ -42,6 +42,7 @@ class Home:
         self.loop.slow_callback_duration = PATIENCE  # a big array's burst is no fault, and debug mode would report it
         self.owned: dict[Hashable, Closable] = {}
         self.errands: set[asyncio.Task[None]] = set()
+        self.closing = False
         self.loop.call_soon(sys.set_asyncgen_hooks, None)  # every stream here has an owner who closes it: none is listed twice
         self.thread = threading.Thread(target=self.loop.run_forever, name="outlines_like", daemon=True)
         self.thread.start()
@@ -60,6 +61,7 @@ class Home:
 
     def close(self) -> None:
         """Leave no task, connection or process behind."""
+        self.closing = True
         with suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(self.empty(), self.loop).result(PATIENCE)
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -141,13 +143,16 @@ def wait(work: Coroutine[Any, Any, T]) -> T:
         finally:
             done.set()
 
-    future = asyncio.run_coroutine_threadsafe(tracked(), home().loop)
+    here = home()
+    future = asyncio.run_coroutine_threadsafe(tracked(), here.loop)
     if (errand := ERRAND.get()) is not None:
         errand.begin(future)
     try:
         with arriving():
             return future.result()
     except BaseException:
+        if here.closing and threading.current_thread().daemon:
+            threading.Event().wait()  # the process ends, and this thread with it: there is nobody to tell
         if future.cancel():
             done.wait(PATIENCE)
         raise
