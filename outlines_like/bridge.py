@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Hashable, Sequence
 from concurrent.futures import Future
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
@@ -43,7 +43,7 @@ class Home:
         self.loop.slow_callback_duration = PATIENCE  # a big array's burst is no fault, and debug mode would report it
         self.owned: dict[Hashable, Closable] = {}
         self.errands: set[Future[None]] = set()
-        self.retired = False
+        self.closing = False
         self.loop.call_soon(sys.set_asyncgen_hooks, None)  # every stream here has an owner who closes it: none is listed twice
         self.thread = threading.Thread(target=self._live, name=name, daemon=True)
         self.thread.start()
@@ -52,29 +52,33 @@ class Home:
         self.loop.run_forever()
         self.loop.close()
 
-    async def _empty(self) -> None:
-        """End all tasks, close what is owned, the youngest first, then end the loop."""
+    async def empty(self) -> None:
+        """End all tasks, then close what is owned."""
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        while self.owned:
-            await self.owned.popitem()[1].aclose()
-        await self.loop.shutdown_asyncgens()
+        await asyncio.gather(*(thing.aclose() for thing in self.owned.values()), return_exceptions=True)
         await self.loop.shutdown_default_executor()
+
+    async def leave(self) -> None:
+        """Do that, as far as patience goes, and end."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE):
+                await self.empty()
         self.loop.stop()
 
     def retire(self) -> None:
         """Close soon, without waiting for it."""
-        if not self.retired:
-            self.retired = True
-            asyncio.run_coroutine_threadsafe(self._empty(), self.loop)
+        if not self.closing:
+            self.closing = True
+            asyncio.run_coroutine_threadsafe(self.leave(), self.loop)
 
     def close(self) -> None:
         """Leave no task, connection or process behind."""
         self.retire()
         if threading.current_thread() is not self.thread:
-            self.thread.join(PATIENCE)
+            self.thread.join(2 * PATIENCE)
 
 
 class Door:
@@ -182,17 +186,18 @@ def wait(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop | None = 
         finally:
             done.set()
 
-    future = asyncio.run_coroutine_threadsafe(tracked(), loop or home().loop)
+    here = home()
+    future = asyncio.run_coroutine_threadsafe(tracked(), loop or here.loop)
     if (errand := ERRAND.get()) is not None:
         errand.begin(future)
     try:
         with arriving():
             return future.result()
     except BaseException:
+        if here.closing and threading.current_thread().daemon:
+            threading.Event().wait()  # the process ends, and this thread with it: there is nobody to tell
         if future.cancel():
             done.wait(PATIENCE)
-        if home().retired and future.cancelled():
-            threading.Event().wait()  # the program has ended, and with it all but daemon threads: nobody is there to be told
         raise
 
 

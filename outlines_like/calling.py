@@ -110,16 +110,17 @@ class Work:
 
     def width(self, values: list[Any]) -> int | None:
         """How many outputs the function has; None where it has one that is no tuple."""
-        widths = {len(value) if type(value) is tuple else None for value in values if not blank(value)}
-        promised = len(self.options.signature.outputs) if self.options.signature else None
-        if promised == 1 and (widths <= {None} or self.options.signature.outputs[0].dims):  # type: ignore[union-attr]
-            return None
-        if not widths:
-            return promised if promised != 1 else None
-        if len(widths) > 1 or promised not in (None, *widths):
-            seen = " or ".join(sorted(str(width or 1) for width in widths))
-            raise ValueError(f"wrong number of outputs: rows returned {seen}, expected {promised or 'the same in every row'}")
-        return widths.pop()
+        outputs = self.options.signature.outputs if self.options.signature else None
+        if outputs and len(outputs) == 1 and outputs[0].dims:
+            return None  # a tuple is the array that was promised
+        seen = {len(value) if type(value) is tuple else None for value in values if not blank(value)}
+        wanted = seen or {None} if outputs is None else {None if len(outputs) == 1 else len(outputs)}
+        if len(seen | wanted) > 1:
+            found, promised = (" or ".join(sorted(str(width or 1) for width in widths)) for widths in (seen, wanted))
+            raise ValueError(
+                f"wrong number of outputs: rows returned {found}, expected {promised if outputs else 'one number'}"
+            )
+        return wanted.pop()
 
     def array(self, values: list[Any], output: int) -> Any:
         """The values of one output in the shape of the call; a column where a column came in."""

@@ -63,6 +63,7 @@ class RowErrors(OutlinesError, ExceptionGroup[Exception]):
         self.errors, self.partial = errors, partial
 
     def derive(self, excs: Sequence[Exception]) -> Self:  # type: ignore[override]
+        """The same about some of the errors, as ``split`` and ``except*`` need it."""
         kept = {index: error for index, error in self.errors.items() if error in excs}
         return type(self)(self.message, kept, self.partial)
 
@@ -175,13 +176,6 @@ class MalformedError(ModelError):
 
 class WorkerError(ModelError):
     """A local worker did not start, or died."""
-
-
-class Abort(Exception):
-    """Carries a SystemExit or KeyboardInterrupt of the user's code through the event loop, which would end with it."""
-
-    def __init__(self, cause: BaseException) -> None:
-        self.cause = cause
 
 
 class StoreWarning(UserWarning):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar, overload
 
 from . import arrays, bridge, cache, frames
@@ -126,6 +126,10 @@ class Vectorize:
     @overload
     def __call__(self, fn: Lifted[T], **options: Any) -> Lifted[T]: ...
     @overload
+    def __call__(self, fn: Target, **options: Any) -> Lifted[str]: ...
+    @overload
+    def __call__(self, fn: Callable[..., Awaitable[T]], **options: Any) -> Lifted[T]: ...
+    @overload
     def __call__(self, fn: Callable[..., T], **options: Any) -> Lifted[T]: ...
     @overload
     def __call__(self, fn: Any, **options: Any) -> Lifted[Any]: ...
@@ -146,6 +150,12 @@ class Vectorize:
 vectorize = Vectorize()
 
 
+@overload
+def elemwise(fn: Callable[..., Awaitable[T]], **options: Any) -> Lifted[T]: ...
+@overload
+def elemwise(fn: Callable[..., T], **options: Any) -> Lifted[T]: ...
+@overload
+def elemwise(fn: None = None, **options: Any) -> Callable[[Callable[..., T]], Lifted[T]]: ...
 def elemwise(fn: Fn | None = None, **options: Any) -> Any:
     """:class:`vectorize <Vectorize>` as a decorator, with or without arguments.
 

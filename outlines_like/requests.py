@@ -23,10 +23,9 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     @classmethod
     def of(cls, turn: Message | Mapping[str, Any]) -> Message:
         """A message from a dict with ``role`` and ``content``, as chat servers write it."""
-        if isinstance(turn, Message):
-            return turn
-        rest = {name: native(value) for name, value in turn.items() if name not in ("role", "content")}
-        return cls(turn["role"], native(turn.get("content")), rest)
+        fields = turn.wire() if isinstance(turn, Message) else turn
+        rest = {name: native(value) for name, value in fields.items() if name not in ("role", "content")}
+        return cls(str(fields["role"]), native(fields.get("content")), rest)
 
     def wire(self) -> dict[str, Any]:
         """The dict that chat servers read."""

@@ -13,10 +13,9 @@ from contextvars import copy_context
 from typing import Any
 
 from .bridge import Errand
-from .errors import Abort
 from .events import Burst, Bursts, Elementwise, Event, Failure
 from .occasions import CURRENT, Row
-from .streams import Mailbox, carrying, interleave
+from .streams import Abort, Mailbox, carrying, interleave
 
 Fn = Callable[..., Any]
 

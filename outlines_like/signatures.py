@@ -106,7 +106,7 @@ def bind(form: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, An
 def hint(form: inspect.Signature, kwargs: Mapping[str, Any]) -> str:
     """A word on misspelt keywords."""
     for name in kwargs:
-        if name not in form.parameters and (near := nearest(name, form.parameters)):
+        if name not in form.parameters and (near := nearest(name, [*form.parameters, "samples"])):
             return f"; did you mean {near!r}?"
     return ""
 

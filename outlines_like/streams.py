@@ -8,10 +8,16 @@ from contextlib import aclosing, contextmanager
 from itertools import islice
 from typing import Any
 
-from .errors import Abort
 from .events import Burst, Bursts, Event, Snapshot
 
 SLACK = 4096  # events that a slow reader may fall behind before partial values are dropped
+
+
+class Abort(Exception):
+    """Carries a SystemExit or KeyboardInterrupt of the user's code through the event loop, which would end with it."""
+
+    def __init__(self, cause: BaseException) -> None:
+        self.cause = cause
 
 
 @contextmanager

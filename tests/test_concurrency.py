@@ -176,7 +176,14 @@ def test_a_call_may_be_made_while_a_stream_is_read():
 # Leaving
 
 
-@pytest.mark.parametrize("layers", [[], [ol.batched(1, concurrency=2), ol.deduped()], [ol.retried(5), ol.limited(1), ol.batched(1), ol.deduped(), ol.cached()]])
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [],
+        [ol.batched(1, concurrency=2), ol.deduped()],
+        [ol.retried(5), ol.limited(1), ol.batched(1), ol.deduped(), ol.cached()],
+    ],
+)
 @pytest.mark.parametrize("way", ["cancel", "timeout", "wait_for"])
 def test_a_call_that_is_cancelled_ends_its_backend_at_once(layers, way):
     """C08."""

@@ -54,7 +54,11 @@ def test_results_stand_in_the_rows_of_their_prompts(frame, model):
 
 @pytest.mark.parametrize(
     "column",
-    [pd.Series(["a", None, float("nan"), "b"]), pd.Series(["a", pd.NA, pd.NaT, "b"], dtype=object), pd.Series(["a", None, pd.NA, "b"], dtype="string")],
+    [
+        pd.Series(["a", None, float("nan"), "b"]),
+        pd.Series(["a", pd.NA, pd.NaT, "b"], dtype=object),
+        pd.Series(["a", None, pd.NA, "b"], dtype="string"),
+    ],
     ids=["default", "object", "string"],
 )
 def test_missing_cells_are_not_sent_and_stay_missing(column, model, log):
@@ -135,7 +139,7 @@ def test_failures_stand_in_their_rows():
     with pytest.raises(RowErrors) as caught:
         ol.vectorize(f)(column)
     assert list(caught.value.errors) == [(1,)]
-    assert list(caught.value.partial)[0] == "a"
+    assert caught.value.partial.iloc[0] == "a"
     out = ol.vectorize(f, on_error="return")(column)
     assert out.index.tolist() == [8, 8]
     assert isinstance(out.iloc[1], LookupError)
@@ -175,5 +179,8 @@ def test_polars_values_of_any_kind_come_back_as_they_are():
 
 def test_polars_columns_have_no_labels_to_differ():
     assert ol.vectorize(lambda a, b: a + b)(pl.Series(["a", "b"]), pl.Series(["x", "y"])).to_list() == ["ax", "by"]
-    assert ol.vectorize(lambda a, b: a + b)(pl.Series(["a", "b"]), pd.Series(["x", "y"], index=[5, 6])).to_list() == ["ax", "by"]
+    assert ol.vectorize(lambda a, b: a + b)(pl.Series(["a", "b"]), pd.Series(["x", "y"], index=[5, 6])).to_list() == [
+        "ax",
+        "by",
+    ]
     assert list(ol.vectorize(lambda a, b: a + b)(pl.Series(["a"]), ["x", "y"])) == ["ax", "ay"]

@@ -52,10 +52,14 @@ def test_batches_go_out_as_planned():
 def test_samples_of_one_prompt_travel_in_one_call():
     log = []
     ol.models.fake(log=log)(["a", "b"], samples=3)
-    assert [[(request.text, request.sample) for request in batch] for batch in log] == [[(t, k) for k in range(3)] for t in "ab"]
+    assert [[(request.text, request.sample) for request in batch] for batch in log] == [
+        [(t, k) for k in range(3)] for t in "ab"
+    ]
 
 
-@pytest.mark.parametrize("make", [lambda: ol.batched(0), lambda: ol.limited(0), lambda: ol.retried(0), lambda: ol.batched(1, concurrency=0)])
+@pytest.mark.parametrize(
+    "make", [lambda: ol.batched(0), lambda: ol.limited(0), lambda: ol.retried(0), lambda: ol.batched(1, concurrency=0)]
+)
 def test_sizes_that_would_hang_are_refused_at_once(make):
     with pytest.raises(ValueError, match="0"):
         make()
@@ -111,7 +115,10 @@ def test_waiting_starts_over_for_nobody_else():
     """Between two tries the layer waits, with what the rows said."""
     waits = []
     backend = Shuffled(0, {"a": [ServerError("1"), ServerError("2")], "b": [ServerError("3")]})
-    answers(stack(backend, ol.retried(5, wait=lambda attempt, errors: waits.append((attempt, len(errors))) or 0)), requests_of("abc"))
+    answers(
+        stack(backend, ol.retried(5, wait=lambda attempt, errors: waits.append((attempt, len(errors))) or 0)),
+        requests_of("abc"),
+    )
     assert waits == [(1, 2), (2, 1)]
 
 

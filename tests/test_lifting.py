@@ -49,7 +49,12 @@ def test_name_and_doc_of_what_is_lifted_stay():
 
     for fn in (plain, waiting):
         f = ol.vectorize(fn)
-        assert (f.__name__, f.__doc__, f.__qualname__, f.__module__) == (fn.__name__, fn.__doc__, fn.__qualname__, fn.__module__)
+        assert (f.__name__, f.__doc__, f.__qualname__, f.__module__) == (
+            fn.__name__,
+            fn.__doc__,
+            fn.__qualname__,
+            fn.__module__,
+        )
         assert f.__wrapped__ is fn
         assert inspect.signature(f) == inspect.signature(fn)
     assert "plain" in repr(ol.vectorize(plain))
@@ -430,7 +435,9 @@ def test_fail_fast_cancels_a_models_calls():
 
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
-@pytest.mark.parametrize("kind", [lambda fn: fn, asynchronous, lambda fn: lambda x: asynchronous(fn)(x)], ids=["sync", "async", "coroutine"])
+@pytest.mark.parametrize(
+    "kind", [lambda fn: fn, asynchronous, lambda fn: lambda x: asynchronous(fn)(x)], ids=["sync", "async", "coroutine"]
+)
 @pytest.mark.parametrize("args", ["b", ["a", "b", "c"]], ids=["scalar", "array"])
 def test_what_ends_the_program_in_user_code_ends_it(error, kind, args):
     """T18: it is no row's failure, and the library lives on."""

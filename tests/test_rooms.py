@@ -57,7 +57,9 @@ def ours(path):
     for name in imports(path):
         if name[0] == "outlines_like":
             parts = name[1:]
-            while parts and not (ROOT.joinpath(*parts).with_suffix(".py").exists() or ROOT.joinpath(*parts, "__init__.py").exists()):
+            while parts and not (
+                ROOT.joinpath(*parts).with_suffix(".py").exists() or ROOT.joinpath(*parts, "__init__.py").exists()
+            ):
                 parts = parts[:-1]
             yield parts
 
@@ -76,7 +78,7 @@ def test_imports_point_one_way(path):
 
 def test_no_imports_go_in_circles():
     graph = {module(path): {parts for parts in ours(path) if parts != module(path)} for path in INSIDE}
-    packages = {module(path): {parts for parts in ours(path)} for path in FILES if path.name == "__init__.py" and module(path)}
+    packages = {module(path): set(ours(path)) for path in FILES if path.name == "__init__.py" and module(path)}
     TopologicalSorter({**graph, **packages}).prepare()
 
 

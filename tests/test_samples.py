@@ -108,7 +108,9 @@ def test_settings_that_mean_the_same_are_one_request(one, other):
     assert asked(log) == 1
 
 
-@pytest.mark.parametrize("other", [{"temperature": 0.5}, {"max_tokens": 7}, {"seed": 1}, {"stop": ["b", "a"]}, {"top_p": 0.5}, {"top_k": 3}], ids=str)
+@pytest.mark.parametrize(
+    "other", [{"temperature": 0.5}, {"max_tokens": 7}, {"seed": 1}, {"stop": ["b", "a"]}, {"top_p": 0.5}, {"top_k": 3}], ids=str
+)
 def test_every_setting_that_changes_the_answer_is_another_request(other):
     log = []
     model = counting(log, stop=["a", "b"])
@@ -151,7 +153,9 @@ def test_an_answer_cut_by_the_users_own_limit_is_seen():
     assert (cut.text, cut.finish_reason, cut.usage.completion_tokens) == ("ONE TWO", "length", 2)
 
 
-@pytest.mark.parametrize(("stop", "wanted"), [("two", "one "), (["three", "two"], "one "), ("o", ""), ([" ", "\n"], "one"), ("x", "one two three")])
+@pytest.mark.parametrize(
+    ("stop", "wanted"), [("two", "one "), (["three", "two"], "one "), ("o", ""), ([" ", "\n"], "one"), ("x", "one two three")]
+)
 def test_the_earliest_stop_string_ends_the_answer(stop, wanted):
     """H."""
     model = ol.models.fake(lambda request: request.text)
@@ -209,7 +213,9 @@ def twice(topic):
 
 
 @pytest.mark.parametrize("fn", [ask, ask_async])
-@pytest.mark.parametrize("rows", [["a", "b", "c"], ["a", "a", "a"], [object(), object(), object()]], ids=["other", "equal", "nameless"])
+@pytest.mark.parametrize(
+    "rows", [["a", "b", "c"], ["a", "a", "a"], [object(), object(), object()]], ids=["other", "equal", "nameless"]
+)
 def test_equal_calls_in_one_row_share_a_draw_and_other_rows_have_their_own(fn, rows):
     MODEL_LOG.clear()
     first = ol.vectorize(fn)(rows)
@@ -345,7 +351,16 @@ def test_two_functions_do_not_collide():
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [(b"a", "YQ=="), (Decimal("1"), "1"), (date(2020, 1, 1), "2020-01-01"), (float("inf"), None), (float("nan"), None), (1, True), (1, "1"), ("", None)],
+    [
+        (b"a", "YQ=="),
+        (Decimal("1"), "1"),
+        (date(2020, 1, 1), "2020-01-01"),
+        (float("inf"), None),
+        (float("nan"), None),
+        (1, True),
+        (1, "1"),
+        ("", None),
+    ],
     ids=repr,
 )
 def test_arguments_that_differ_do_not_collide_in_a_store(one, other):
@@ -355,9 +370,8 @@ def test_arguments_that_differ_do_not_collide_in_a_store(one, other):
         try:
             out = f("p", value)
         except TypeError as error:
-            assert "no stable text" in str(error)
-        else:
-            assert out == f"{type(value).__name__} {value!r}"
+            out = str(error)
+        assert out == f"{type(value).__name__} {value!r}" or "no stable text" in out
 
 
 def test_what_has_no_stable_name_is_refused_not_keyed_by_its_address():
@@ -399,7 +413,9 @@ def test_another_process_finds_every_answer(store_folder):
     counts = []
     for seed in ("1", "2"):
         env = {**os.environ, "PYTHONHASHSEED": seed}
-        done = subprocess.run([sys.executable, "-W", "error", "-c", SCRIPT], env=env, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", SCRIPT], env=env, capture_output=True, text=True, timeout=30
+        )
         assert done.stderr == ""
         counts.append(done.stdout.split())
     assert counts == [["5", "4"], ["0", "0"]]

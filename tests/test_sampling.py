@@ -59,9 +59,10 @@ def test_a_single_answer_is_no_vote(one):
 
 def test_answers_that_have_no_hash_can_vote_or_are_refused_in_our_words():
     try:
-        assert vote([{"a": 1}, {"a": 2}, {"a": 1}]).answer == {"a": 1}
+        said = vote([{"a": 1}, {"a": 2}, {"a": 1}]).answer
     except TypeError as error:
-        assert "vote" in str(error)
+        said = str(error)
+    assert said == {"a": 1} or "vote" in said
 
 
 def test_a_models_samples_can_vote():

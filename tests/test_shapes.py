@@ -81,7 +81,9 @@ def test_the_shape_is_loop_then_core_then_samples(shapes, samples):
         return out
 
     out = ol.vectorize(turned, signature="(i),(i,j)->(j,i)")(left, right, samples=samples)
-    wanted = objects(np.broadcast_shapes(left[..., None].shape, right.shape), *(a + b for a, b in np.broadcast(left[..., None], right)))
+    wanted = objects(
+        np.broadcast_shapes(left[..., None].shape, right.shape), *(a + b for a, b in np.broadcast(left[..., None], right))
+    )
     wanted = np.moveaxis(wanted, -1, -2)
     ran = 0 not in shapes.result_shape[:-2] and samples != 0
     core = shapes.result_shape if ran else (*shapes.result_shape[:-2], *wanted.shape[-2:])
@@ -117,7 +119,9 @@ def test_axes_of_one_are_kept(shape):
 
 
 @pytest.mark.parametrize(
-    "empty", [[], (), range(0), np.empty((0, 3), dtype=object), np.empty((2, 0)), [[], []]], ids=["list", "tuple", "range", "0x3", "2x0", "lists"]
+    "empty",
+    [[], (), range(0), np.empty((0, 3), dtype=object), np.empty((2, 0)), [[], []]],
+    ids=["list", "tuple", "range", "0x3", "2x0", "lists"],
 )
 def test_nothing_in_is_nothing_out_of_the_same_shape(empty):
     """S09."""
@@ -208,7 +212,11 @@ def test_lists_of_equal_length_are_an_array_and_ragged_ones_are_refused():
     assert model([["a", "b"], ["c", "d"]]).tolist() == [["A", "B"], ["C", "D"]]
     assert sum(map(len, log)) == 4
     log.clear()
-    for ragged, place in [([["a", "b"], ["c"]], "(1,)"), ([["a"], "b"], "(1,)"), ([[["a"], ["b"]], [["c"], ["d", "e"]]], "(1, 1)")]:
+    for ragged, place in [
+        ([["a", "b"], ["c"]], "(1,)"),
+        ([["a"], "b"], "(1,)"),
+        ([[["a"], ["b"]], [["c"], ["d", "e"]]], "(1, 1)"),
+    ]:
         with pytest.raises(ShapeError, match="ragged") as caught:
             model(ragged)
         assert place in str(caught.value)
@@ -221,7 +229,11 @@ def test_a_mix_of_lists_and_arrays_is_one_array():
     assert out.tolist() == [["a", "b"], ["c", "d"], [0, 1]]
 
 
-@pytest.mark.parametrize("prompts", [["ab\0", "a\0b", "\0"], objects((3,), "ab\0", "a\0b", "\0"), ["ab ", " a", "\n"]], ids=["list", "object", "blank"])
+@pytest.mark.parametrize(
+    "prompts",
+    [["ab\0", "a\0b", "\0"], objects((3,), "ab\0", "a\0b", "\0"), ["ab ", " a", "\n"]],
+    ids=["list", "object", "blank"],
+)
 def test_nul_and_blank_characters_stay(prompts):
     """S03."""
     log = []
@@ -248,7 +260,15 @@ def test_a_long_text_among_short_ones_costs_its_length_only():
 
 @pytest.mark.parametrize(
     "values",
-    [["a", "a" * 500], [1, 2.5], [None, "x"], [{"k": 1}, [1, 2]], [["p", "q"], ["r", "s"]], [np.arange(2), np.arange(2)], ["s", 1]],
+    [
+        ["a", "a" * 500],
+        [1, 2.5],
+        [None, "x"],
+        [{"k": 1}, [1, 2]],
+        [["p", "q"], ["r", "s"]],
+        [np.arange(2), np.arange(2)],
+        ["s", 1],
+    ],
     ids=str,
 )
 def test_results_are_the_very_objects(values):
@@ -276,7 +296,12 @@ def test_numpy_scalars_arrive_as_pythons_own():
     """S11."""
     kinds = []
     ol.vectorize(lambda *args: kinds.extend(map(type, args)))(
-        np.array(["a"]), np.int64(1), np.array([2.5], np.float32), [np.bool_(True)], np.str_("x"), np.array(["2020-01-01"], "M8[D]")
+        np.array(["a"]),
+        np.int64(1),
+        np.array([2.5], np.float32),
+        [np.bool_(True)],
+        np.str_("x"),
+        np.array(["2020-01-01"], "M8[D]"),
     )
     assert kinds == [str, int, float, bool, str, datetime.date]
 
@@ -328,7 +353,9 @@ def test_a_list_of_messages_is_one_conversation():
     assert model([[TALK], [TALK]]).shape == (2, 1)
     assert model([ol.Message("user", "u")]) == "u/0/0"
     assert model([TALK, "u"]).tolist() == ["u/0/0", "u/0/0"]
-    assert {tuple(turn.wire()["content"] for turn in r.prompt) for batch in log for r in batch if not isinstance(r.prompt, str)} == {
+    assert {
+        tuple(turn.wire()["content"] for turn in r.prompt) for batch in log for r in batch if not isinstance(r.prompt, str)
+    } == {
         ("s", "u"),
         ("u",),
     }
@@ -342,7 +369,7 @@ def test_a_message_alone_is_refused_as_a_prompt():
         with pytest.raises(TypeError, match="put it in a list"):
             model(prompt)
     for prompt in (5, {"a": 1}, [["a"], [5]], b"bytes"):
-        with pytest.raises(TypeError, match="a prompt is (int|dict|bytes)"):
+        with pytest.raises(TypeError, match=r"a prompt is (int|dict|bytes)"):
             model(prompt)
     assert log == []
 
@@ -352,7 +379,9 @@ class Point:
     x: int
 
 
-@pytest.mark.parametrize("one", ["ab", b"ab", 3, {"a": [1]}, {1, 2}, Point(1), TALK, tuple(TALK), print, ol.models.fake()], ids=repr)
+@pytest.mark.parametrize(
+    "one", ["ab", b"ab", 3, {"a": [1]}, {1, 2}, Point(1), TALK, tuple(TALK), print, ol.models.fake()], ids=repr
+)
 def test_one_element_is_decidable(one):
     kept = []
     ol.vectorize(lambda x: kept.append(x))(one)

@@ -57,7 +57,9 @@ def transformers(
             async for burst in bursts:
                 yield burst
 
-    return Model(Path(path).name, run, endpoint=identity(place, dtype, raw), defaults=defaults, layers=[deduped("models"), cached()])
+    return Model(
+        Path(path).name, run, endpoint=identity(place, dtype, raw), defaults=defaults, layers=[deduped("models"), cached()]
+    )
 
 
 def located(path: str | os.PathLike[str]) -> Path | str:

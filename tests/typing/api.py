@@ -105,7 +105,9 @@ def layers() -> None:
     with_options("a")
     decorated.stream(["a"])
     keep: dict[str, Any] = {}
-    ol.through(ol.vectorize(length), ol.cached(keep), ol.retried(3), ol.limited(ol.Limit(2)), ol.batched(4), ol.deduped(), ol.guarded)
+    ol.through(
+        ol.vectorize(length), ol.cached(keep), ol.retried(3), ol.limited(ol.Limit(2)), ol.batched(4), ol.deduped(), ol.guarded
+    )
     layer: ol.Layer = ol.tapped(lambda burst: print(len(burst)))
     ol.through(ol.models.fake(), layer)
 
