@@ -30,6 +30,7 @@ from .operators import (
     timeout,
     zip_latest,
 )
+from .pipes import pipe
 from .requests import Completion, Message, Request, Usage
 from .sampling import Vote, vote
 from .streaming import Stream
@@ -77,6 +78,7 @@ __all__ = [
     "models",
     "partial_json",
     "peek",
+    "pipe",
     "retried",
     "scan",
     "sentences",

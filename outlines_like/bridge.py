@@ -10,7 +10,7 @@ import atexit
 import os
 import sys
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Hashable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Hashable, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from contextvars import ContextVar
@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 from .errors import BlockingError
 from .events import Bursts, Elementwise
-from .streams import Pump, arriving, carrying
+from .streams import Pump, arriving, carrying, outlast
 
 T = TypeVar("T")
 PATIENCE = 5.0  # seconds for cleaning up, at exit and after Ctrl-C
@@ -209,6 +209,15 @@ async def across(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) 
     return await answer
 
 
+async def insist(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None]) -> None:
+    """The same for a clean-up, which is waited for even by those who are cancelled."""
+    if loop is asyncio.get_running_loop():
+        return await work
+    answer = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+    await outlast([answer])
+    return answer.result()
+
+
 async def ask(work: Coroutine[Any, Any, T]) -> T:
     """Run ``work`` on the library's loop, from whichever loop this is."""
     return await across(home().loop, work)
@@ -225,22 +234,13 @@ def release(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) ->
         wait(work, loop)
 
 
-def iterate(bursts: AsyncGenerator[list[T], None], loop: asyncio.AbstractEventLoop) -> Generator[list[T], None, None]:
-    """A plain iterator over ``bursts``, which run on ``loop``. Leaving it early closes them."""
-
-    async def step() -> list[T] | None:
-        return await anext(bursts, None)
-
+def iterate(pump: Pump, loop: asyncio.AbstractEventLoop) -> Generator[list[Any], None, None]:
+    """A plain iterator over what ``pump`` reads on ``loop``. Leaving it early stops it."""
     try:
-        while (burst := wait(step(), loop)) is not None:
+        while (burst := wait(pump.take(), loop)) is not None:
             yield burst
     finally:
-        release(closed(bursts), loop)
-
-
-async def closed(bursts: AsyncGenerator[Any, None]) -> None:
-    """Close ``bursts``."""
-    await bursts.aclose()
+        release(pump.stop(), loop)
 
 
 def hosted(run: Elementwise) -> Elementwise:
@@ -257,7 +257,7 @@ def hosted(run: Elementwise) -> Elementwise:
             while (taken := await ask(pump.take())) is not None:
                 yield taken
         finally:
-            await ask(pump.stop())
+            await insist(home().loop, pump.stop())
 
     return hosted_run
 

@@ -31,6 +31,7 @@ class Options(NamedTuple):
     on_error: str = "raise"
     fail_fast: bool = False
     progress: Callable[[int, int], object] | None = None
+    partial: bool = False
 
 
 @dataclass(frozen=True)

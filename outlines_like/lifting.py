@@ -114,7 +114,10 @@ class Vectorize:
     axes ``fn`` takes whole, as object arrays; ``excluded`` names (or counts) arguments that are one element each;
     ``concurrency`` bounds how many rows are under way (default 64; for a model, its own limit); ``on_error`` is "raise"
     (the other rows finish first, then :class:`RowErrors`), "return" (the error stands in its cell) or "missing" (None
-    does); with ``fail_fast`` the first failure cancels the rest; ``progress`` is called with rows done and rows in all.
+    does); with ``fail_fast`` the first failure cancels the rest; ``progress`` is called with rows done and rows in all;
+    ``partial`` says that as a stage of a :func:`pipe` the function also takes values that are not whole yet.
+
+    A generator function shows each value that it yields to whoever watches; the last one is its answer.
 
     The result also has ``acall`` (awaited), ``stream`` (watched) and ``plan`` (what would be done).
 

@@ -17,7 +17,7 @@ from .errors import MalformedError, TimedOutError
 from .events import Failure, Snapshot
 from .requests import Completion
 from .streaming import Lists, Stream, caller, curried, operator
-from .streams import newest
+from .streams import dismiss, newest
 
 T = TypeVar("T")
 LINE = re.compile(r"([^\n]*)\n")
@@ -152,7 +152,7 @@ async def raced(streams: Mapping[Any, Stream[Any]]) -> AsyncGenerator[tuple[Any,
     async with AsyncExitStack() as stack:
         open = {name: await stack.enter_async_context(stream.bursts()) for name, stream in streams.items()}
         steps = {name: step(bursts) for name, bursts in open.items()}
-        stack.push_async_callback(abandon, steps)
+        stack.push_async_callback(lambda: dismiss(list(steps.values())))
         while steps:
             await asyncio.wait(steps.values(), return_when=asyncio.FIRST_COMPLETED)
             for name in [name for name, task in steps.items() if task.done()]:
@@ -168,13 +168,6 @@ def step(bursts: Lists[T]) -> asyncio.Task[list[T] | None]:
         return await anext(bursts, None)
 
     return asyncio.ensure_future(next_burst())
-
-
-async def abandon(steps: Mapping[Any, asyncio.Task[Any]]) -> None:
-    """End all tasks."""
-    for task in steps.values():
-        task.cancel()
-    await asyncio.gather(*steps.values(), return_exceptions=True)
 
 
 @caller
@@ -443,13 +436,18 @@ async def throttle(stream: Stream[Any], every: float) -> Lists[Any]:
 
 
 async def groups(bursts: Lists[T], n: int) -> Lists[T]:
-    """``n`` at a time."""
+    """``n`` at a time. An error comes after what came before it."""
     held: list[T] = []
-    async for burst in bursts:
-        held += burst
-        while len(held) >= n:
-            yield held[:n]
-            del held[:n]
+    try:
+        async for burst in bursts:
+            held += burst
+            while len(held) >= n:
+                yield held[:n]
+                del held[:n]
+    except Exception:
+        if held:
+            yield held
+        raise
     if held:
         yield held
 
@@ -467,7 +465,7 @@ async def windows(bursts: Lists[T], seconds: float) -> Lists[T]:
                 steps["next"] = step(bursts)
             yield held
     finally:
-        await abandon(steps)
+        await dismiss(list(steps.values()))
 
 
 async def ended(task: asyncio.Task[Any], seconds: float) -> bool:

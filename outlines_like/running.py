@@ -8,7 +8,7 @@ import inspect
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing, closing, suppress
 from contextvars import copy_context
 from typing import Any
 
@@ -18,13 +18,24 @@ from .occasions import CURRENT, Row
 from .streams import Abort, Mailbox, carrying, interleave
 
 Fn = Callable[..., Any]
+SILENT = Failure(ValueError("the generator yielded nothing; the last thing that it yields is its answer"))
 
 
 def is_async(fn: Fn) -> bool:
-    """Whether calling ``fn`` gives a coroutine: also for partials, methods and objects with an async ``__call__``."""
+    """Whether calling ``fn`` gives a coroutine or an async generator."""
+    return says(fn, inspect.iscoroutinefunction) or says(fn, inspect.isasyncgenfunction)
+
+
+def is_generator(fn: Fn) -> bool:
+    """Whether calling ``fn`` gives a generator, sync or async."""
+    return says(fn, inspect.isgeneratorfunction) or says(fn, inspect.isasyncgenfunction)
+
+
+def says(fn: Fn, kind: Callable[[Any], bool]) -> bool:
+    """Whether ``fn`` is of a ``kind`` of function: also a partial, a method, an object with ``__call__``."""
     while isinstance(fn, functools.partial):
         fn = fn.func
-    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
+    return kind(fn) or kind(type(fn).__call__)
 
 
 def each(fn: Fn, concurrency: int) -> Elementwise:
@@ -44,8 +55,21 @@ def awaited(fn: Fn, concurrency: int) -> Elementwise:
             value = Failure(error)
         yield [Event(i, value)]
 
+    async def growing(numbered: tuple[int, Row]) -> AsyncGenerator[Burst, None]:
+        i, row = numbered
+        CURRENT.set(row)
+        value: Any = SILENT
+        try:
+            async with aclosing(fn(*row.args, **row.kwargs)) as values:
+                async for value in values:
+                    if row.terms.live:
+                        yield [Event(i, value, False)]
+        except Exception as error:
+            value = Failure(error)
+        yield [Event(i, value)]
+
     async def awaited_run(rows: Sequence[Row]) -> Bursts:
-        async with aclosing(interleave(one, enumerate(rows), concurrency)) as bursts:
+        async with aclosing(interleave(growing if is_generator(fn) else one, enumerate(rows), concurrency)) as bursts:
             async for burst in bursts:
                 yield burst
 
@@ -60,6 +84,7 @@ class Gang:
 
     def __init__(self, fn: Fn, rows: Sequence[Row], size: int) -> None:
         self.fn, self.rows = fn, iter(enumerate(rows))
+        self.value = self.grown if is_generator(fn) else self.returned
         self.loop, self.mailbox, self.errand = asyncio.get_running_loop(), Mailbox(), Errand()
         self.done: deque[Event] = deque()
         self.told = False
@@ -77,13 +102,30 @@ class Gang:
                 for i, row in self.rows:
                     if self.errand.over:
                         break
-                    self.report(Event(i, self.value(row)))
+                    self.report(Event(i, self.value(i, row)))
         except BaseException as broken:
             error = broken
         with suppress(RuntimeError):  # the loop is closed: nobody waits
             self.loop.call_soon_threadsafe(self.ended, error)
 
-    def value(self, row: Row) -> Any:
+    def grown(self, i: int, row: Row) -> Any:
+        """The last that a generator yields, or what it raises. What comes before is shown."""
+        CURRENT.set(row)
+        value: Any = SILENT
+        try:
+            with closing(self.fn(*row.args, **row.kwargs)) as values:
+                for value in values:
+                    if self.errand.over:
+                        break
+                    if row.terms.live:
+                        self.report(Event(i, value, False))
+            return value
+        except Abort:
+            raise
+        except Exception as error:
+            return Failure(error)
+
+    def returned(self, i: int, row: Row) -> Any:
         """What the function returns or raises. A coroutine from a plain function is awaited on the loop."""
         CURRENT.set(row)
         try:

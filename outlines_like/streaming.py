@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, closing
 from contextvars import ContextVar, copy_context
 from functools import partial
@@ -13,11 +13,11 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 from weakref import WeakSet
 
 from . import bridge
-from .bridge import Home, across
+from .bridge import Home, across, insist
 from .calling import Ends, Index, Tally, Work
 from .errors import BlockingError
 from .events import Snapshot
-from .streams import Crew, Mailbox, arriving, carrying, row_of
+from .streams import Crew, Mailbox, Pump, arriving, carrying, row_of
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -39,7 +39,7 @@ class Run:
         self.loop, self.home, self.readers = loop, home, 0
         self.present: dict[Any, Any] = {}
         self.over = self.gone = False
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self._make = make
         self._mailboxes: dict[Mailbox, Index | None] = {}
         self._crew: Crew | None = None
@@ -67,7 +67,7 @@ class Run:
         except asyncio.CancelledError:
             self.gone = True
             raise
-        except Exception as error:
+        except BaseException as error:
             self.error = error
         finally:
             self.over = not self.gone
@@ -148,8 +148,50 @@ class Source:
         finally:
             if self._leave(run):
                 if run.gone and not run.loop.is_closed():
-                    await across(run.loop, run.stop())
+                    await insist(run.loop, run.stop())
                 run.retire()
+
+
+class Reader(Generic[T]):
+    """One ``async for`` over a stream. A task reads ahead; it ends when the reader leaves, in whatever way.
+
+    It is no async generator: CPython 3.11 does not close one properly that is dropped just before its
+    loop ends.
+    """
+
+    def __init__(self, bursts: Lists[T]) -> None:
+        self._pump, self._items = Pump(bursts, patient=True), iter(list[T]())
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __aiter__(self) -> Reader[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        while True:
+            for item in self._items:
+                return item
+            self._items = iter(await self._next())
+
+    async def _next(self) -> list[T]:
+        self._loop = asyncio.get_running_loop()
+        try:
+            with arriving():
+                burst = await self._pump.take()
+        except BaseException:
+            await self.aclose()
+            raise
+        if burst is None:
+            raise StopAsyncIteration
+        return burst
+
+    async def aclose(self) -> None:
+        """Leave."""
+        await insist(self._loop or asyncio.get_running_loop(), self._pump.stop())
+
+    def __del__(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            here = self._loop is bridge.running()
+            self._pump.drop() if here else self._loop.call_soon_threadsafe(self._pump.drop)
 
 
 class Stream(Generic[T]):
@@ -167,7 +209,9 @@ class Stream(Generic[T]):
         self._start, self._work, self._source = start, work, source
         self.ours = ours  # whether no code of the user's runs in it
         self._ends: Ends | None = None
-        self._readers: WeakSet[Any] = WeakSet()  # weak, so that a reader who just drops his iterator closes it
+        self._plain: WeakSet[Any] = WeakSet()  # weak, so that a reader who just drops his iterator closes it
+        self._awaited: WeakSet[Reader[T]] = WeakSet()
+        self._pumps: list[tuple[Pump, asyncio.AbstractEventLoop]] = []
 
     @property
     def work(self) -> Work:
@@ -215,41 +259,55 @@ class Stream(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         items = self._items()
-        self._readers.add(items)
+        self._plain.add(items)
         return items
 
     def _items(self) -> Iterator[T]:
         home = bridge.home() if self.ours else bridge.guest()
         context = copy_context()
         context.run(BLOCKED.set, bridge.running())
+        self._pumps.append((pump := Pump(self._start(self._ends), patient=True), home.loop))
         try:
-            with closing(bridge.iterate(self._start(self._ends), home.loop)) as bursts:
+            with closing(bridge.iterate(pump, home.loop)) as bursts:
                 for burst in iter(partial(context.run, next, bursts, None), None):
                     yield from burst
         finally:
+            self._pumps.remove((pump, home.loop))
             if not self.ours:
                 home.close()
 
-    async def __aiter__(self) -> AsyncIterator[T]:
-        with arriving():
-            async with self.bursts() as bursts:
-                async for burst in bursts:
-                    for item in burst:
-                        yield item
+    def __aiter__(self) -> Reader[T]:
+        reader = Reader(self._start(self._ends))
+        self._awaited.add(reader)
+        return reader
 
     def __or__(self, operator: Callable[[Stream[T]], U]) -> U:
         return operator(self)
 
     def close(self) -> None:
-        """End every plain iteration of this stream."""
-        for items in list(self._readers):
-            items.close()
+        """End every plain iteration of this stream; one that waits in another thread sees it end."""
+        for items in list(self._plain):
+            if not items.gi_running:
+                items.close()
+        for pump, loop in list(self._pumps):
+            bridge.release(pump.stop(), loop)
+
+    async def aclose(self) -> None:
+        """End every ``async for`` over this stream; one that waits in another task sees it end."""
+        for reader in list(self._awaited):
+            await reader.aclose()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
 
 def reading(work: Work) -> Stream[Snapshot[Any]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
+from functools import partial
 from itertools import islice
 from typing import Any
 
-from .events import Burst, Bursts, Event, Snapshot
+from .events import Bursts, Event, Snapshot
 
 SLACK = 4096  # events that a slow reader may fall behind before partial values are dropped
 
@@ -62,9 +63,15 @@ class Mailbox:
     def __init__(self) -> None:
         self._events: list[Any] = []
         self._bound = SLACK
-        self._news = asyncio.Event()
+        self._news, self._space = asyncio.Event(), asyncio.Event()
         self._error: BaseException | None = None
         self._closed = False
+
+    async def room(self) -> None:
+        """Wait until the reader is not far behind."""
+        while len(self._events) > SLACK and not self._closed:
+            self._space.clear()
+            await self._space.wait()
 
     @property
     def unread(self) -> int:
@@ -83,6 +90,7 @@ class Mailbox:
         """Let the reader end, or fail with ``error``, once all is taken."""
         self._error, self._closed = self._error or error, True
         self._news.set()
+        self._space.set()
 
     async def take(self) -> list[Any] | None:
         """All that has come, at least one event; None at the end."""
@@ -91,6 +99,7 @@ class Mailbox:
             await self._news.wait()
         if self._events:
             burst, self._events = self._events, []
+            self._space.set()
             return burst
         if self._error is not None:
             raise self._error
@@ -103,29 +112,57 @@ async def carried(work: Coroutine[Any, Any, None]) -> None:
         await work
 
 
+async def outlast(futures: Sequence[asyncio.Future[Any]]) -> None:
+    """Wait until all are done. A cancellation takes effect only then: what is cleaning up must not be left half done."""
+    cancelled: asyncio.CancelledError | None = None
+    while left := [future for future in futures if not future.done()]:
+        try:
+            await asyncio.wait(left)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
+async def dismiss(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel ``tasks`` and wait until each has cleaned up."""
+    for task in tasks:
+        task.cancel()
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
+    await outlast(tasks)
+
+
 class Crew:
     """Tasks with one owner. They post to a mailbox, which closes when the last has ended or the first has failed."""
 
     def __init__(self, mailbox: Mailbox, works: Iterable[Coroutine[Any, Any, None]]) -> None:
         self.mailbox = mailbox
-        self._tasks = [asyncio.ensure_future(carried(work)) for work in works]
-        self._left = len(self._tasks)
-        for task in self._tasks:
-            task.add_done_callback(self._ended)
+        self._tasks: set[asyncio.Task[None]] = set()
+        for work in works:
+            self.add(work)
         if not self._tasks:
             mailbox.close()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._left -= 1
+    def add(self, work: Coroutine[Any, Any, None]) -> None:
+        """Let one more task join."""
+        self._tasks.add(task := asyncio.ensure_future(carried(work)))
+        task.add_done_callback(partial(self._ended, work))
+
+    def _ended(self, work: Coroutine[Any, Any, None], task: asyncio.Task[None]) -> None:
+        work.close()  # it was never begun if the task was cancelled before its first step
+        self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        if error is not None or not self._left:
+        if error is not None or not self._tasks:
             self.mailbox.close(error)
+
+    def cancel(self) -> None:
+        """End every task, without waiting for it."""
+        for task in self._tasks:
+            task.cancel()
 
     async def stop(self) -> None:
         """End every task and wait until it has cleaned up."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await dismiss(list(self._tasks))
 
 
 async def interleave(make: Callable[[Any], Bursts], items: Iterable[Any], limit: int) -> Bursts:
@@ -159,19 +196,22 @@ async def interleave(make: Callable[[Any], Bursts], items: Iterable[Any], limit:
 class Pump:
     """A stream that a task of its own reads ahead, so that any thread or loop may take from it in turn.
 
-    It starts with the first ``take``, on the loop where that runs, as does ``stop``.
+    It starts with the first ``take``, on the loop where that runs, as does ``stop``. A ``patient`` one does not read far
+    ahead.
     """
 
-    def __init__(self, bursts: Bursts) -> None:
-        self._bursts, self._mailbox = bursts, Mailbox()
+    def __init__(self, bursts: AsyncGenerator[list[Any], None], *, patient: bool = False) -> None:
+        self._bursts, self._mailbox, self._patient = bursts, Mailbox(), patient
         self._crew: Crew | None = None
 
     async def _read(self) -> None:
         async with aclosing(self._bursts) as bursts:
             async for burst in bursts:
                 self._mailbox.post(burst)
+                if self._patient:
+                    await self._mailbox.room()
 
-    async def take(self) -> Burst | None:
+    async def take(self) -> list[Any] | None:
         """All that has come; None at the end."""
         self._crew = self._crew or Crew(self._mailbox, [self._read()])
         return await self._mailbox.take()
@@ -180,6 +220,12 @@ class Pump:
         """Let its reader end once he has taken what has come."""
         self._mailbox.close()
 
+    def drop(self) -> None:
+        """Let it end by itself: nobody reads any more."""
+        if self._crew is not None:
+            self._crew.cancel()
+
     async def stop(self) -> None:
         """Close the stream."""
         await (self._crew.stop() if self._crew else self._bursts.aclose())
+        self.close()

@@ -17,6 +17,7 @@ LEVELS = [
     {"occasions", "running", "targets", "calling"},
     {"streaming"},
     {"lifting", "operators"},
+    {"pipes"},
     {"models"},
     {"sampling"},
 ]
