@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
@@ -65,18 +66,16 @@ async def cleared(folder: str | None) -> None:
 
 async def places_of(rows: Sequence[Any], given: Shelf | None) -> Places:
     """The store that each of the ``rows`` wants used: the ``given`` one, or that in the folder of its terms."""
-    wanted = {i: row.terms.store for i, row in enumerate(rows) if row.terms.mode != "disabled"}
-    if given is not None:
-        return dict.fromkeys(wanted, given)
-    stores = {folder: await bridge.ask(opened(folder)) for folder in set(wanted.values())}
-    return {i: stores[folder] for i, folder in wanted.items()}
+    folders = {row.terms.store for row in rows if row.terms.mode != "disabled"}
+    shelves = {folder: given if given is not None else await bridge.ask(opened(folder)) for folder in folders}
+    return {i: shelves[row.terms.store] for i, row in enumerate(rows) if row.terms.mode != "disabled"}
 
 
 def by_shelf(numbers: Iterable[int], places: Places) -> Iterable[tuple[Shelf, list[int]]]:
     """Each shelf with those of the rows that have their place there."""
-    groups: dict[Shelf, list[int]] = {}
+    groups: defaultdict[Shelf, list[int]] = defaultdict(list)
     for i in numbers:
-        groups.setdefault(places[i], []).append(i)
+        groups[places[i]].append(i)
     return groups.items()
 
 
@@ -84,7 +83,7 @@ def look_up(rows: Sequence[Any], places: Places, name: Name) -> Burst:
     """The answers that are known. Blocks."""
     names = {i: name(rows[i]) for i in places}  # a row without a name fails now, not when paid for
     hits: Burst = []
-    for shelf, numbers in by_shelf((i for i in places if rows[i].terms.mode == "use"), places):
+    for shelf, numbers in by_shelf([i for i in places if rows[i].terms.mode == "use"], places):
         found = shelf.get_many([names[i] for i in numbers])
         hits += [Event(i, replayed(found[names[i]])) for i in numbers if names[i] in found]
     return hits
