@@ -154,7 +154,7 @@ def cached(store: Store | MutableMapping[str, Any] | None = None, *, version: st
             answered = {event.row for event in hits}
             misses = [i for i in range(len(rows)) if i not in answered]
             if misses:
-                async with aclosing(subset(run, rows, misses) if hits else run(rows)) as bursts:
+                async with aclosing(subset(run, rows, misses)) as bursts:
                     async for burst in bursts:
                         keep(rows, places, name, burst)
                         yield burst
