@@ -18,6 +18,7 @@ Outcome = Completion | Failure
 Refuse = Callable[[Any], ModelError]  # makes the error for an error object
 LIMIT = 32 * 2**20  # decoded bytes of one answer, or of one event of a stream
 STREAM_LIMIT = 16 * LIMIT  # decoded bytes of a stream, which are not kept
+SNAPSHOTS = 8  # of one choice that are told of what was read at once
 REASON = 65536  # bytes of a bad answer that are looked at for its excerpt
 LENGTH = ("length", "max_tokens", "max_length", "model_length")
 BAD_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
@@ -289,18 +290,27 @@ class Telling:
         """Hear a whole answer from a server that does not stream."""
         self._voices, self._usage, self.ended = dict(enumerate(voices(answer, refuse)[: self._asked])), usage_of(answer), True
 
-    def hear(self, datas: Iterable[bytes], refuse: Refuse) -> list[tuple[int, Completion]]:
-        """The partial answers that events bring, each with the number of its choice."""
+    def hear(self, datas: Sequence[bytes], refuse: Refuse) -> list[tuple[int, Completion]]:
+        """The partial answers that events bring, each with the number of its choice; a few where very many come at once."""
         told: list[tuple[int, Completion]] = []
+        step = max(1, len(datas) // SNAPSHOTS)
+        for k in range(0, len(datas), step):
+            told += self._hear_some(datas[k : k + step], refuse)
+        return told
+
+    def _hear_some(self, datas: Sequence[bytes], refuse: Refuse) -> Iterator[tuple[int, Completion]]:
+        spoke: dict[int, Voice] = {}
         try:
             for data in datas:
                 if not self.ended:
-                    told += self._hear(data, refuse)
+                    spoke.update(self._hear(data, refuse))
         except ModelError as error:
             self.fail(error)
-        return told
+        for index, voice in spoke.items():
+            if shown := voice.partial(self._stops):
+                yield index, shown
 
-    def _hear(self, data: bytes, refuse: Refuse) -> Iterator[tuple[int, Completion]]:
+    def _hear(self, data: bytes, refuse: Refuse) -> Iterator[tuple[int, Voice]]:
         if data.strip() == b"[DONE]":
             self.ended = True
             return
@@ -312,13 +322,13 @@ class Telling:
         for choice in choices if isinstance(choices, list) else []:
             yield from self._choice(choice, refuse)
 
-    def _choice(self, choice: Any, refuse: Refuse) -> Iterator[tuple[int, Completion]]:
+    def _choice(self, choice: Any, refuse: Refuse) -> Iterator[tuple[int, Voice]]:
         index = choice.get("index", 0) if isinstance(choice, dict) else 0
         if not isinstance(index, int) or not 0 <= index < self._asked:
             return
         voice = self._voices.setdefault(index, Voice())
-        if not voice.stopped(self._stops) and (shown := voice.heard(choice, "delta", refuse).partial(self._stops)):
-            yield index, shown
+        if not voice.stopped(self._stops):
+            yield index, voice.heard(choice, "delta", refuse)
 
     def outcomes(self) -> dict[int, Outcome]:
         """What each choice has come to. Choices of which nothing was heard are left out if others were."""
