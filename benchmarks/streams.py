@@ -78,7 +78,9 @@ def deltas(wide):
 
 def measured(client, base_url, streams, tokens):
     """Tokens a second, and the peak of memory in MB, of a client in a process of its own."""
-    out = subprocess.run([sys.executable, __file__, client, base_url, str(streams), str(tokens)], capture_output=True, text=True, check=True)
+    out = subprocess.run(
+        [sys.executable, __file__, client, base_url, str(streams), str(tokens)], capture_output=True, text=True, check=True
+    )
     return tuple(map(float, out.stdout.split()))
 
 
