@@ -32,9 +32,10 @@ from .operators import (
 )
 from .pipes import pipe
 from .requests import Completion, Message, Request, Usage
-from .sampling import Vote, vote
+from .sampling import Vote, until_decided, vote
 from .streaming import Stream
 from .targets import Plan
+from .watching import watch
 
 __version__ = "0.1.0"
 
@@ -90,7 +91,13 @@ __all__ = [
     "throttle",
     "through",
     "timeout",
+    "until_decided",
     "vectorize",
     "vote",
+    "watch",
     "zip_latest",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -151,4 +151,6 @@ def pipe(*stages: Callable[..., Any], **options: Any) -> Lifted[Any]:
     lifted = [lift(stage) for stage in stages]
     first = lifted[0]
     target = PipeTarget(tuple(lifted), signature=first.options.signature)
-    return Lifted(target, first.fn, choose(Options(excluded=first.options.excluded), options), first.__signature__)
+    return Lifted(
+        target, first.fn, choose(Options(excluded=first.options.excluded), options, first.__signature__), first.__signature__
+    )

@@ -265,11 +265,11 @@ LEAVE = {
 @both
 def test_latest_gives_an_array_after_each_burst(read):
     async def run(rows):
-        yield [Event(0, "a", False)]
-        yield [Event(0, "a b"), Event(1, "c", False)]
-        yield [Event(1, "c d")]
+        yield [Event(0, Completion("a"), False)]
+        yield [Event(0, Completion("a b")), Event(1, Completion("c"), False)]
+        yield [Event(1, Completion("c d"))]
 
-    model = ol.models.Model("m", run, endpoint="e", defaults={}, view=str)
+    model = ol.models.Model("m", run, endpoint="e", defaults={})
     arrays = read(model.stream(["x", "y"]) | ol.latest)
     assert arrays[-1].tolist() == ["a b", "c d"]
     assert all(array.shape == (2,) for array in arrays)

@@ -10,8 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import outlines_like as ol
-from outlines_like import Event
-
 from .backends import Drawn, Shuffled, within
 
 LIMIT = 10
@@ -263,10 +261,3 @@ def test_a_watching_generator_may_watch_a_model():
         for fn in (shout, ashout):
             values = [value for _, value, _ in within(lambda fn=fn: list(ol.vectorize(fn).stream("one two")), LIMIT)]
             assert values[-1] == "ONE TWO!"
-
-
-def test_events_of_a_backend_may_be_a_function_s(monkeypatch):
-    async def run(rows):
-        yield [Event(0, "x")]
-
-    assert ol.models.Model("m", run, endpoint="e", defaults={}, view=str)("a") == "x"

@@ -192,12 +192,12 @@ def test_a_slow_reader_holds_few_events():
 
     async def run(rows):
         for k in range(200):
-            yield [Event(i, k, False) for i in range(1000)]
+            yield [Event(i, Completion("x" * k), False) for i in range(1000)]
             await asyncio.sleep(0)
-        yield [Event(i, "done") for i in range(1000)]
+        yield [Event(i, Completion("done", "stop")) for i in range(1000)]
         over.set()
 
-    stream = ol.models.Model("m", run, endpoint="e", defaults={}, view=lambda value: value).stream(["x"] * 1000)
+    stream = ol.models.Model("m", run, endpoint="e", defaults={}).stream(["x"] * 1000)
     seen = answers = 0
     for _, value, done in stream:
         assert over.wait(LIMIT)

@@ -19,7 +19,7 @@ LEVELS = [
     {"lifting", "operators"},
     {"pipes"},
     {"models"},
-    {"sampling"},
+    {"sampling", "watching"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 FILES = sorted(ROOT.rglob("*.py"))
@@ -96,6 +96,8 @@ HOMES = {
     "polars": {"frames"},
     "narwhals": {"frames"},
     "ray": {"cluster"},
+    "rich": {"watching"},
+    "jiter": {"operators"},
     "pickle": set(),
     "nest_asyncio": set(),
     "openai": set(),

@@ -1,5 +1,7 @@
 """Votes over samples."""
 
+import asyncio
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -81,3 +83,39 @@ def test_a_vote_counts_what_was_said(samples):
         most = max(map(said.count, said))
         assert out.answer == next(answer for answer in said if said.count(answer) == most)
         assert out.share == most / len(said)
+
+
+def test_samples_are_asked_for_until_the_vote_is_decided():
+    """Four equal answers of seven can't be outvoted: what is still under way is cancelled."""
+    begun, cancelled = [], []
+
+    async def answer(question):
+        begun.append(question)
+        try:
+            if len(begun) > 4:
+                await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(question)
+            raise
+        return "18"
+
+    stream = ol.vectorize(answer).stream("?", samples=7)
+    answers = stream | ol.until_decided | ol.collect
+    assert answers.tolist().count("18") == 4
+    assert vote(answers).answer == "18"
+    assert len(cancelled) == 3
+
+
+def test_each_row_has_a_vote_of_its_own_and_ties_go_on():
+    texts = {"a": ["1", "1", "1", "2", "2"], "b": ["1", "2", "1", "2", "3"]}
+
+    def answer(row):
+        return texts[row.text][row.sample]
+
+    model = ol.models.fake(answer, concurrency=1)
+    answers = model.stream(["a", "b"], samples=5) | ol.until_decided(int) | ol.collect
+    assert answers.shape == (2, 5)
+    assert [x for x in answers[0] if x][:3] == ["1", "1", "1"]
+    assert answers[1].tolist() == texts["b"]
+    with pytest.raises(ValueError, match="samples="):
+        model.stream("a") | ol.until_decided
