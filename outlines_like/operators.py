@@ -266,8 +266,8 @@ async def firsts(stream: Stream[Any], n: int) -> Lists[Snapshot[Any]]:
 def stop_when(stream: Stream[Any], predicate: Callable[[Any], Any]) -> Stream[Snapshot[Any]]:
     """End a row once its value so far pleases ``predicate``: its request is cancelled, that value is its answer.
 
-    A completion that ends so has the finish_reason "stopped". The rows run by themselves, not together with those of
-    other readers, and samples of one prompt are asked for one by one.
+    A completion that ends so has the finish_reason "stopped"; an answer that comes whole stays whole. The rows run by
+    themselves, not together with those of other readers, and samples of one prompt are asked for one by one.
 
     >>> import outlines_like as ol
     >>> ol.models.fake().stream(["so it goes", "no"]) | ol.stop_when(lambda text: " " in text) | ol.collect

@@ -53,7 +53,7 @@ class Board:
 
     def lines(self) -> list[tuple[str, str, str]]:
         """Index, state and last words of the rows worth a look: what runs, then what came last."""
-        rows = [(index, state, text[-WIDTH:]) for index, (state, text) in self.rows.items()]
+        rows = [(index, state, tail(text)) for index, (state, text) in self.rows.items()]
         rows.sort(key=lambda row: row[1] == "running")  # the others stay in the order in which they spoke
         return [(str(index), state, text) for index, state, text in sorted(rows[-self.height :])]
 
@@ -69,10 +69,16 @@ class Board:
 
 def words(value: Any) -> str:
     """A value in one line."""
-    if isinstance(value, Failure):
-        value = f"{type(value.error).__name__}: {value.error}"
+    value = value.error if isinstance(value, Failure) else value
+    if isinstance(value, Exception):
+        value = f"{type(value).__name__}: {value}"
     text = value.text if isinstance(value, Completion) else value if isinstance(value, str) else repr(value)
     return " ".join(text.split())
+
+
+def tail(text: str) -> str:
+    """The last words of a text."""
+    return text if len(text) <= WIDTH else "…" + text[-WIDTH:].partition(" ")[2]
 
 
 def in_notebook() -> bool:
