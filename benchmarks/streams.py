@@ -89,7 +89,7 @@ def client(name, base_url, streams, tokens):
     start = time.perf_counter()
     seen = {"bare": bare, "ours": ours}[name](base_url, streams, tokens)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(seen / (time.perf_counter() - start), peak)
+    print(seen / (time.perf_counter() - start), peak, time.process_time() / seen * 1e6)
 
 
 def server(folder, tokens):
@@ -121,8 +121,8 @@ def main(streams=1000, tokens=200):
             process.wait()
     ratio = statistics.median(mine[0] / other[0] for other, mine in rounds)
     for k, name in enumerate(("bare aiohttp", "outlines_like")):
-        speed, peak = (statistics.median(figure[k][j] for figure in rounds) for j in (0, 1))
-        print(f"{name}: {speed:,.0f} tokens/s, {peak:.0f} MB at most")
+        speed, peak, cost = (statistics.median(figure[k][j] for figure in rounds) for j in range(3))
+        print(f"{name}: {speed:,.0f} tokens/s, {peak:.0f} MB at most, {cost:.1f} us of CPU a token, imports included")
     print(f"ratio {ratio:.2f}, {streams} streams of {tokens} tokens, {os.cpu_count()} processors")
     for wide, what in ((True, "1,000 rows in step"), (False, "the fake, one row after the other")):
         print(f"deltas, {what}: {statistics.median(deltas(wide) for _ in range(ROUNDS)):.1f} us an event")

@@ -215,7 +215,7 @@ class Voice:
 
     def stopped(self, stops: Sequence[str]) -> bool:
         """Whether nothing that follows can change the answer."""
-        return bool(self.finish) or ended(self.text, stops)
+        return bool(self.finish) or (bool(stops) and ended(self.text, stops))
 
     def partial(self, stops: Sequence[str]) -> Completion | None:
         """The answer so far, if there is more of it to show than before."""
@@ -303,32 +303,34 @@ class Telling:
         try:
             for data in datas:
                 if not self.ended:
-                    spoke.update(self._hear(data, refuse))
+                    self._hear(data, spoke, refuse)
         except ModelError as error:
             self.fail(error)
         for index, voice in spoke.items():
             if shown := voice.partial(self._stops):
                 yield index, shown
 
-    def _hear(self, data: bytes, refuse: Refuse) -> Iterator[tuple[int, Voice]]:
+    def _hear(self, data: bytes, spoke: dict[int, Voice], refuse: Refuse) -> None:
         if data.strip() == b"[DONE]":
             self.ended = True
             return
         chunk = decoded(data)
         if is_error(chunk):
             raise refuse(chunk)
-        self._usage = usage_of(chunk) if chunk.get("usage") else self._usage
+        if chunk.get("usage"):
+            self._usage = usage_of(chunk)
         choices = chunk.get("choices")
-        for choice in choices if isinstance(choices, list) else []:
-            yield from self._choice(choice, refuse)
+        for choice in choices if isinstance(choices, list) else ():
+            self._hear_choice(choice, spoke, refuse)
 
-    def _choice(self, choice: Any, refuse: Refuse) -> Iterator[tuple[int, Voice]]:
+    def _hear_choice(self, choice: Any, spoke: dict[int, Voice], refuse: Refuse) -> None:
         index = choice.get("index", 0) if isinstance(choice, dict) else 0
         if not isinstance(index, int) or not 0 <= index < self._asked:
             return
-        voice = self._voices.setdefault(index, Voice())
+        voice = self._voices.get(index) or self._voices.setdefault(index, Voice())
         if not voice.stopped(self._stops):
-            yield index, voice.heard(choice, "delta", refuse)
+            spoke[index] = voice
+            voice.heard(choice, "delta", refuse)
 
     def outcomes(self) -> dict[int, Outcome]:
         """What each choice has come to. Choices of which nothing was heard are left out if others were."""
