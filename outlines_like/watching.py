@@ -99,20 +99,21 @@ def notebook(board: Board) -> Iterator[Callable[[], object]]:
 def terminal(board: Board) -> Iterator[Callable[[], object]]:
     """Show ``board`` in a terminal; what it gives shows it anew."""
     try:
+        from rich.console import Group
         from rich.live import Live
         from rich.table import Table
         from rich.text import Text
     except ImportError:
         raise ImportError("watch needs rich: run `pip install 'outlines_like[watch]'`") from None
 
-    def table() -> Table:
-        made = Table("row", "state", "last words", title=board.title, title_justify="left", expand=False)
+    def picture() -> Group:
+        made = Table("row", "state", "last words")
         for index, state, text in board.lines():
             made.add_row(index, Text(state, STATES[state]), Text(text, overflow="ellipsis", no_wrap=True))
-        return made
+        return Group(Text(board.title), made)
 
-    with Live(table(), auto_refresh=False) as live:
-        yield lambda: live.update(table(), refresh=True)
+    with Live(picture(), auto_refresh=False) as live:
+        yield lambda: live.update(picture(), refresh=True)
 
 
 @curried
