@@ -2,8 +2,9 @@
 
     python benchmarks/streams.py [streams] [tokens]
 
-A server in C on loopback (`mockserver.c`, built here with cc) sends the tokens. Beside the library a bare aiohttp loop reads the
-same streams and only parses the events. Rounds alternate; each client has a process of its own. Compare ratios, not seconds.
+A server in C on loopback (`mockserver.c`, built here with cc) sends the tokens. Beside the library a bare aiohttp loop reads
+the same streams and only parses the events. Rounds alternate; each client has a process of its own. Compare ratios, not
+seconds.
 """
 
 import asyncio

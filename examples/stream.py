@@ -1,6 +1,6 @@
 """Watch many answers at once, stop early, and let rows flow through a pipe. Runs offline; name a model's path to use it.
 
-    python examples/stream.py [smollm2-135m]
+python examples/stream.py [smollm2-135m]
 """
 
 import sys
@@ -10,7 +10,8 @@ import outlines_like as ol
 
 def stories(request):
     """What the fake says."""
-    return f"once upon a time there was {request.text.split()[-1]} . it was small . then it grew and grew until everybody left ."
+    hero = request.text.split()[-1]
+    return f"once upon a time there was {hero} . it was small . then it grew and grew until everybody left ."
 
 
 def main(path=None):

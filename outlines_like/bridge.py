@@ -22,6 +22,7 @@ from .events import Bursts, Elementwise
 from .streams import Pump, arriving, carrying, outlast
 
 T = TypeVar("T")
+HERE = threading.local()  # its ``home`` is the one whose loop this thread runs
 PATIENCE = 5.0  # seconds for cleaning up, at exit and after Ctrl-C
 
 
@@ -49,6 +50,7 @@ class Home:
         self.thread.start()
 
     def _live(self) -> None:
+        HERE.home = self
         self.loop.run_forever()
         self.loop.close()
 
@@ -96,7 +98,9 @@ class Door:
 
     def close(self) -> None:
         """Close all homes, the library's own last."""
-        for home in [*self.guests, self.home]:
+        with self.lock:
+            homes = [*self.guests, self.home]
+        for home in homes:
             if home is not None:
                 home.close()
 
@@ -123,7 +127,8 @@ def guest() -> Home:
     """A home for one reader, whose operators may run code of the user's that blocks. Its owner closes it."""
     home()
     made = Home("outlines_like reader")
-    DOOR.guests.add(made)
+    with DOOR.lock:
+        DOOR.guests.add(made)
     return made
 
 
@@ -137,7 +142,8 @@ def running() -> asyncio.AbstractEventLoop | None:
 
 def in_guest() -> bool:
     """Whether this code runs in a reader's home."""
-    return any(home.thread is threading.current_thread() for home in DOOR.guests)
+    here = getattr(HERE, "home", None)
+    return here is not None and here is not DOOR.home
 
 
 class Errand:

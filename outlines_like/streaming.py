@@ -44,15 +44,13 @@ class Run:
         self._mailboxes: dict[Mailbox, Index | None] = {}
         self._crew: Crew | None = None
 
-    async def follow(self, index: Index | None) -> Mailbox:
-        """What has been and will be told, of all rows or of one."""
-        mailbox = Mailbox()
+    async def follow(self, mailbox: Mailbox, index: Index | None) -> None:
+        """Post what has been and will be told, of all rows or of one."""
         mailbox.post(self.told(index))
         if self.over:
             mailbox.close(self.error)
         self._mailboxes[mailbox] = index
         self._crew = self._crew or Crew(Mailbox(), [self._read()])
-        return mailbox
 
     def told(self, index: Index | None = None) -> list[Any]:
         """What has been told, of all rows or of one."""
@@ -84,9 +82,10 @@ class Run:
             elif mine := [item for item in burst if row_of(item) == index]:
                 mailbox.post(mine)
 
-    async def stop(self) -> None:
-        """End it and wait until it has cleaned up."""
-        if self._crew is not None:
+    async def leave(self, mailbox: Mailbox) -> None:
+        """Post no more; when nobody is left, end, and wait until all is cleaned up."""
+        self._mailboxes.pop(mailbox, None)
+        if self.gone and self._crew is not None:
             await self._crew.stop()
 
     def retire(self) -> None:
@@ -133,22 +132,23 @@ class Source:
 
     async def read(self, index: Index | None = None) -> Lists[Any]:
         """Follow all rows, or one."""
-        run = self._enter()
+        run, mailbox = self._enter(), Mailbox()
         try:
             if run.over:
                 yield run.told(index)
                 if run.error is not None:
                     raise run.error
                 return
-            mailbox = await across(run.loop, run.follow(index))
+            await across(run.loop, run.follow(mailbox, index))
             while (burst := await across(run.loop, mailbox.take())) is not None:
                 yield burst
                 if index is not None and burst[-1].done:
                     return
         finally:
-            if self._leave(run):
-                if run.gone and not run.loop.is_closed():
-                    await insist(run.loop, run.stop())
+            last = self._leave(run)
+            if not run.over and not run.loop.is_closed():
+                await insist(run.loop, run.leave(mailbox))
+            if last:
                 run.retire()
 
 

@@ -451,7 +451,7 @@ def test_json_is_read_as_it_comes_and_what_is_none_fails():
 def test_silence_meets_the_idle_timeout_and_slow_streams_do_not(read):
     closed = threading.Event()
     seen = []
-    with pytest.raises(TimedOutError, match="nothing came for 0.05 s"):
+    with pytest.raises(TimedOutError, match=r"nothing came for 0\.05 s"):
         read(hanging(closed).stream("a") | ol.timeout(idle=0.05) | ol.peek(seen.append))
     assert seen[-1] == ((), "one two", False)
     assert closed.wait(1)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import outlines_like as ol
+
 from .backends import Drawn, Shuffled, within
 
 LIMIT = 10
@@ -235,8 +236,7 @@ def test_a_generator_is_closed_when_its_reader_leaves():
 
     def steps(x):
         try:
-            for k in range(10**9):
-                yield k
+            yield from range(10**9)
         finally:
             closed.set()
 

@@ -51,7 +51,15 @@ def test_failures_are_shown_then_raised(capsys):
 
 
 def test_watching_without_rich_says_what_to_install():
-    script = "import sys; sys.modules['rich.live'] = None\nimport outlines_like as ol\ntry: ol.models.fake().stream('a') | ol.watch\nexcept ImportError as e: print(e)"
+    script = """
+import sys
+sys.modules["rich.live"] = None
+import outlines_like as ol
+try:
+    ol.models.fake().stream("a") | ol.watch
+except ImportError as error:
+    print(error)
+"""
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert "outlines_like[watch]" in done.stdout
 
