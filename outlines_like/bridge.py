@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
-from .errors import BlockingError
+from .errors import BlockingError, OutlinesError
 from .events import Bursts, Elementwise
 from .streams import Pump, arriving, carrying, outlast
 
@@ -212,7 +212,12 @@ async def across(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) 
     if loop is asyncio.get_running_loop():
         return await work
     answer: asyncio.Future[T] = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
-    return await answer
+    try:
+        return await answer
+    except asyncio.CancelledError:
+        if (task := asyncio.current_task()) is not None and not task.cancelling():
+            raise OutlinesError("the event loop that ran this ended before it was done") from None
+        raise
 
 
 async def insist(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None]) -> None:

@@ -15,7 +15,7 @@ from weakref import WeakSet
 from . import bridge
 from .bridge import Home, across, insist
 from .calling import Ends, Index, Tally, Work
-from .errors import BlockingError
+from .errors import BlockingError, OutlinesError
 from .events import Snapshot
 from .streams import Crew, Mailbox, Pump, arriving, carrying, row_of
 
@@ -63,7 +63,7 @@ class Run:
                     async for burst in bursts:
                         self._tell(burst)
         except asyncio.CancelledError:
-            self.gone = True
+            self.gone, self.error = True, OutlinesError("the event loop that ran this ended before it was done")
             raise
         except BaseException as error:
             self.error = error

@@ -113,6 +113,40 @@ def test_what_ran_in_one_loop_replays_in_another():
     assert sorted(calls) == ["a", "b"]
 
 
+def test_a_loop_that_ends_under_other_readers_is_an_error_not_an_end():
+    begun = threading.Event()
+
+    async def hang(x):
+        yield x
+        await asyncio.Event().wait()
+
+    stream = ol.vectorize(hang).stream("x")
+    outcome = []
+
+    def plain():
+        begun.wait(LIMIT)
+        try:
+            outcome.extend(stream)
+        except ol.OutlinesError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=plain)
+    thread.start()
+
+    async def main():
+        async for _ in stream:
+            begun.set()
+            while stream._source._run.readers < 2:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
+            return
+
+    asyncio.run(main())
+    thread.join(LIMIT)
+    assert not thread.is_alive()
+    assert "event loop that ran this ended" in str(outcome[-1])
+
+
 def test_errors_replay_too():
     calls = []
 
