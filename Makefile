@@ -19,6 +19,7 @@ test-long: .venv/ready
 
 bench: .venv/ready
 	$(PYTHON) benchmarks/overhead.py
+	$(PYTHON) benchmarks/streams.py
 
 # torch comes first and by version, so that nothing else pulls in another build of it;
 # the model's wheel comes without its dependencies, which we do not use.

@@ -3,7 +3,11 @@
 import asyncio
 import functools
 import gc
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections import defaultdict
 
 import numpy as np
@@ -534,3 +538,43 @@ def test_operators_want_the_right_thing():
         list(ol.vectorize(len).stream(["a"]) | ol.deltas)
     with pytest.raises(ValueError, match="n=-1"):
         ol.models.fake().stream("a") | ol.first(-1)
+
+
+SCRIPT = """
+import asyncio
+import outlines_like as ol
+
+async def hang(x):
+    try:
+        yield x
+        await asyncio.Event().wait()
+    finally:
+        print("closed", flush=True)
+
+stream = ol.vectorize(hang).stream(["a", "b"])
+for item in {chain}:
+    print("item", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        "stream",
+        "stream | ol.map_values(str.upper)",
+        "stream | ol.stop_when(lambda text: False)",
+        "ol.merge(stream, stream | ol.deltas)",
+    ],
+)
+def test_ctrl_c_ends_a_stream_at_once(chain):
+    """Every row is closed, and nothing is said but the KeyboardInterrupt."""
+    command = [sys.executable, "-X", "dev", "-W", "error", "-c", SCRIPT.format(chain=chain)]
+    script = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert [script.stdout.readline(), script.stdout.readline()] == ["item\n", "item\n"]
+    start = time.monotonic()
+    script.send_signal(signal.SIGINT)
+    out, err = script.communicate(timeout=20)
+    assert time.monotonic() - start < 3
+    assert out.count("closed") == 2
+    assert err.splitlines()[-1] == "KeyboardInterrupt"
+    assert not any(word in err for word in ("never", "ignored", "destroyed", "Unclosed", "Warning"))
