@@ -7,6 +7,22 @@ from .errors import OutlinesError, RowErrors
 from .events import Elementwise, Event, Failure, Layer
 from .layers import Limit, batched, cached, deduped, guarded, limited, retried, tapped
 from .lifting import elemwise, through, vectorize
+from .programs import (
+    LM,
+    Snapshot,
+    assistant,
+    capture,
+    captures,
+    gen,
+    image,
+    json,
+    program,
+    regex,
+    select,
+    system,
+    to_frame,
+    user,
+)
 from .requests import Completion, Message, Request, Usage
 from .sampling import Vote, vote
 from .targets import Plan
@@ -14,6 +30,7 @@ from .targets import Plan
 __version__ = "0.1.0"
 
 __all__ = [
+    "LM",
     "Completion",
     "Elementwise",
     "Event",
@@ -26,21 +43,34 @@ __all__ = [
     "Plan",
     "Request",
     "RowErrors",
+    "Snapshot",
     "Stream",
     "Usage",
     "Vote",
+    "assistant",
     "batched",
     "cache",
     "cached",
+    "capture",
+    "captures",
     "deduped",
     "elemwise",
     "errors",
+    "gen",
     "guarded",
+    "image",
+    "json",
     "limited",
     "models",
+    "program",
+    "regex",
     "retried",
+    "select",
+    "system",
     "tapped",
     "through",
+    "to_frame",
+    "user",
     "vectorize",
     "vote",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..arrays import plain
@@ -13,7 +13,10 @@ from ..occasions import identity, text_of
 from ..requests import Completion, Request, Usage, digest
 from ..stops import cut
 from .base import Model, family
+from .parameters import COMMON, Check, text
+from .parameters import plain as plain_json
 
+PARAMETERS: Mapping[str, Check] = {**COMMON, "choices": plain_json, "regex": text, "json_schema": plain_json}
 Answer = Callable[[Request], str]
 Fail = Callable[[Request], Exception | None]
 
@@ -37,6 +40,7 @@ def fake(
     *,
     name: str = "fake",
     chat: bool = False,
+    prefill: bool = False,
     fail: Fail = lambda request: None,
     log: list[list[Request]] | None = None,
     delay: float = 0.0,
@@ -47,7 +51,8 @@ def fake(
     """A model that answers each request with ``answer(request)``, by default the prompt in capitals.
 
     ``log`` gets a list of requests for every call that reaches it; ``fail`` may give the error of a request; ``delay`` is the
-    seconds that a call takes. A watched answer comes word by word; ``stop`` and ``max_tokens`` (words) are kept.
+    seconds that a call takes. With ``chat`` it reads conversations, with ``prefill`` it goes on in the
+    middle of a turn. A watched answer comes word by word; ``stop`` and ``max_tokens`` (words) are kept.
 
     >>> import outlines_like as ol
     >>> ol.models.fake()(["hi", "there"]).tolist()
@@ -66,7 +71,7 @@ def fake(
     batches = batched(by=family, concurrency=concurrency)
     layers = [retried(retries + 1), limited(concurrency), batches, deduped("models"), cached()]
     kind = f"fake:{named(answer)}:{'chat' if chat else 'text'}"
-    return Model(name, run, endpoint=kind, defaults=defaults, layers=layers)
+    return Model(name, run, endpoint=kind, defaults=defaults, layers=layers, parameters=PARAMETERS, chat=chat, prefill=prefill)
 
 
 def partial_bursts(requests: Sequence[Request], answer: Answer, fail: Fail) -> Iterator[Burst]:
