@@ -31,7 +31,7 @@ def named(answer: Answer) -> str:
     try:
         return digest(plain(identity(answer)))
     except TypeError:
-        code = getattr(answer, "__code__", type(answer).__call__.__code__)
+        code = answer.__code__ if hasattr(answer, "__code__") else type(answer).__call__.__code__
         return digest(plain([type(answer).__qualname__, text_of(code)]))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from contextvars import Context, ContextVar
 from functools import partial
@@ -27,6 +27,10 @@ from .states import Captured, Part, State
 if TYPE_CHECKING:
     from .lm import LM
 
+BACK = (
+    "{} read what it had built with `lm += ...`, where its reader saw it, and then returned something else. For a try that "
+    "may be given up, write `attempt = lm + ...`"
+)
 INSIDE: ContextVar[Any] = ContextVar("INSIDE", default=None)  # the loop that an async program's body runs in
 
 
@@ -59,13 +63,21 @@ async def settle(lm: LM, visit: Visit) -> None:
             await joined(node, visit).wait()
 
 
+async def read(lm: LM, visit: Visit) -> None:
+    """Run what ``lm`` needs for somebody who asks for it. A watched program shows what it reads of its own way."""
+    if lm.stage is not None:
+        lm.stage.put_nowait(lm)
+        visit = visit._replace(live=True)
+    await settle(lm, visit)
+
+
 async def follow(lm: LM, visit: Visit) -> AsyncGenerator[State, None]:
     """Every state on the way to ``lm``. The last is its own."""
     shown: State | None = None
     for node in pending(lm):
         if node.state is not None or advanced(node, node.before):
             continue
-        if node.before is not shown:
+        if node.before is not shown and node.before.part is not None:
             yield node.before
         async with aclosing(joined(node, visit).states()) as states:
             async for shown in states:
@@ -121,9 +133,7 @@ def heard(lm: LM, run: Run, request: Request, value: Completion | Failure, done:
 async def applied(lm: LM, run: Run, visit: Visit) -> None:
     """Run a program, then what it built."""
     try:
-        start = lm.inner()
-        built = continued(await called(lm, start, visit), start, lm.node)
-        await (shown(built, run, visit) if visit.live else settle(built, visit))
+        built = await (staged(lm, run, visit) if visit.live else unwatched(lm, visit))
         lm.state = built.final
         run.finish(lm.state)
         lm.running = None
@@ -133,6 +143,36 @@ async def applied(lm: LM, run: Run, visit: Visit) -> None:
         raise
     except Exception as error:
         run.fail(error)
+
+
+async def unwatched(lm: LM, visit: Visit) -> LM:
+    """What a program built, run."""
+    start = lm.inner(None)
+    built = continued(await called(lm, start, visit), start, lm.node)
+    await settle(built, visit)
+    return built
+
+
+async def staged(lm: LM, run: Run, visit: Visit) -> LM:
+    """What a program built, run, and told while it runs: also what it reads on its way, if it can't go back from there."""
+    stage: asyncio.Queue[LM | None] = asyncio.Queue()
+    start = lm.inner(stage)
+    body = asyncio.ensure_future(called(lm, start, visit))
+    body.add_done_callback(lambda _: stage.put_nowait(None))
+    told = start
+    try:
+        while (seen := await stage.get()) is not None:
+            told = seen
+            with suppress(Exception):  # whoever reads it hears of it
+                await shown(seen, run, visit)
+        built = continued(await body, start, lm.node)
+        if told not in list(way(built)):
+            raise ProgramError(BACK.format(lm.title))
+        await shown(built, run, visit)
+    finally:
+        body.cancel()
+        await asyncio.gather(body, return_exceptions=True)
+    return built
 
 
 async def shown(built: LM, run: Run, visit: Visit) -> None:
@@ -148,12 +188,17 @@ def continued(built: Any, start: LM, node: Any) -> LM:
     if type(built) is not type(start):
         kind = "nothing" if built is None else f"{type(built).__name__} {built!r:.60}"
         raise ProgramError(f"{node.title} returned {kind}; a program returns the lm that it built: `return lm`")
-    here: LM | None = built
-    while here is not None and here is not start:
-        here = here.parent
-    if here is None:
+    if start not in way(built):
         raise ProgramError(f"{node.title} returned an lm that does not go on from the one it was given; build on that one")
     return built
+
+
+def way(lm: LM) -> Iterator[LM]:
+    """A program and all that it goes on from, the last first."""
+    here: LM | None = lm
+    while here is not None:
+        yield here
+        here = here.parent
 
 
 async def called(lm: LM, start: LM, visit: Visit) -> Any:

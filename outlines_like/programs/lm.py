@@ -16,7 +16,7 @@ from ..streams import arriving
 from . import rendering
 from .batches import outcomes, settled
 from .blocks import BLOCK, Stamp, note_added
-from .evaluation import INSIDE, settle
+from .evaluation import INSIDE, read
 from .generation import UNFINISHED
 from .nodes import Apply, Assign, Gen, Node, Picture, Text, expression
 from .outputs import settings
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 NUMBERING = threading.Lock()
 KEPT = 1 << 20  # different nodes that one parent remembers having had
+Stage = asyncio.Queue[Any]
 EMPTY: Context = Context()
 NOTHING: dict[str, Any] = {}
 
@@ -70,6 +71,7 @@ class LM:
         "path",
         "running",
         "source",
+        "stage",
         "stamp",
         "state",
         "terms",
@@ -81,6 +83,7 @@ class LM:
         self.running: Run | None = None
         self.terms, self.params = Terms(), NOTHING
         self.context = EMPTY
+        self.stage: Stage | None = None
         self._counts: dict[str, int] | None = None
 
     @classmethod
@@ -92,9 +95,11 @@ class LM:
         self.state = state
         return self
 
-    def inner(self) -> LM:
+    def inner(self, stage: Stage | None) -> LM:
         """Where a program that was added here begins: what was said before, under a name of its own."""
-        return LM(self.source, None, None, self.stamp, self.path)._started(self.before)
+        start = LM(self.source, None, None, self.stamp, self.path)._started(self.before)
+        start.stage = stage
+        return start
 
     @property
     def model(self) -> Model:
@@ -122,6 +127,19 @@ class LM:
 
     def __add__(self, other: Any) -> LM:
         return self.grown(other)
+
+    def __iadd__(self, other: Any) -> LM:
+        """``lm = lm + other``, where there is no way back: a watched program shows such steps when it reads them."""
+        grown = self.grown(other)
+        here = grown
+        while self.stage is not None and here is not self and here.parent is not None and here.parent.alone:
+            here.stage, here = self.stage, here.parent
+        return grown
+
+    @property
+    def alone(self) -> bool:
+        """Whether one way only goes on from here."""
+        return self._counts is not None and sum(self._counts.values()) == 1
 
     def grown(self, other: Any) -> LM:
         """The program with ``other`` added; the same as ``lm + other``."""
@@ -171,7 +189,7 @@ class LM:
 
     def _read(self) -> State:
         if self.state is None:
-            bridge.wait(settle(self, Visit(blocked=self.unblocked("str(lm)"))))
+            bridge.wait(read(self, Visit(blocked=self.unblocked("str(lm)"))))
         return self.final
 
     def unblocked(self, what: str) -> asyncio.AbstractEventLoop | None:
@@ -187,7 +205,7 @@ class LM:
     async def _settled(self) -> None:
         if self.state is None:
             with arriving():
-                await bridge.ask(settle(self, Visit(host=asyncio.get_running_loop())))
+                await bridge.ask(read(self, Visit(host=asyncio.get_running_loop())))
 
     def __await__(self) -> Generator[Any, None, LM]:
         yield from self._settled().__await__()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..requests import Completion, Message
 from .blocks import Capturing, Stamp, Turn
-
-NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class Part(NamedTuple):
@@ -75,7 +73,7 @@ class State:
 
     before: State | None = None
     part: Part | None = None
-    captures: Mapping[str, Captured] = NONE
+    captures: Mapping[str, Captured] = field(default_factory=dict)
     held: tuple[Held, ...] = ()
     open: Open | None = None
     spent: Spent = NOTHING

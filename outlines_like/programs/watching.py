@@ -126,7 +126,6 @@ async def states(lm: LM, visit: Visit) -> Bursts:
     last: State | None = None
     async with aclosing(follow(lm, visit)) as found:
         async for state in found:
-            if last is not None:
-                yield [Event(0, last, False)]
-            last = state
-    yield [Event(0, last if last is not None else lm.final, True)]
+            if state is not last and state is not lm.state:
+                yield [Event(0, last := state, False)]
+    yield [Event(0, lm.final, True)]
