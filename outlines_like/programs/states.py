@@ -80,6 +80,8 @@ class State:
 
     def said(self, part: Part) -> State:
         """The state after one more part."""
+        if not self.held and not part.stamp.captures:
+            return State(self, part, self.captures, (), None, self.spent)
         captures = self.captures
         for held in self.held:
             if held.capturing not in part.stamp.captures:
@@ -91,13 +93,14 @@ class State:
     def saying(self, part: Part) -> State:
         """The state in the middle of a generated part."""
         grown = self.said(part)
-        return replace(grown, open=Open(part.name, part.text) if part.name else None)
+        named = Open(part.name, part.text) if part.name else None
+        return State(self, part, grown.captures, grown.held, named, self.spent)
 
     def answered(self, part: Part, capture: Captured, completion: Completion, *, list_append: bool) -> State:
         """The state after a generated part."""
         grown = self.said(part)
         captures = captured(grown.captures, part.name, capture, list_append) if part.name else grown.captures
-        return replace(grown, captures=captures, spent=self.spent.plus(completion))
+        return State(self, part, captures, grown.held, None, self.spent.plus(completion))
 
     def assigned(self, name: str, capture: Captured) -> State:
         """The state with a capture set."""
