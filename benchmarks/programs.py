@@ -62,9 +62,11 @@ def compare(make):
         lms = timed(name, lambda made=made: make().run_batched([made(f"t{i}") for i in range(COUNT)], concurrency=COUNT))
         assert all(lm.usage.requests == GENS for lm in lms)
     rounds = [[f"t{i} {k}" for i in range(COUNT)] for k in range(GENS)]
-    timed("as many calls as three arrays", lambda model=make(): [model(prompts) for prompts in rounds])
+    model = make()
+    timed("as many calls as three arrays", lambda: [model(prompts) for prompts in rounds])
+    model = make()
     with ThreadPoolExecutor(COUNT) as pool:
-        timed("hand-made threads", lambda model=make(): list(pool.map(lambda i: by_hand(model, f"t{i}"), range(COUNT))))
+        timed("hand-made threads", lambda: list(pool.map(lambda i: by_hand(model, f"t{i}"), range(COUNT))))
 
 
 def bare():

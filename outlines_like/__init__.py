@@ -29,12 +29,12 @@ from .targets import Plan
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "LM",
+__all__ = [  # noqa: RUF022  plain order
     "Completion",
     "Elementwise",
     "Event",
     "Failure",
+    "LM",
     "Layer",
     "Leaf",
     "Limit",
