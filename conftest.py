@@ -4,11 +4,16 @@ import importlib.util
 
 import pytest
 
+from outlines_like import bridge
+
 pytest_plugins = [name for name in ("tests.local_fixtures", "tests.remote_fixtures") if importlib.util.find_spec(name)]
 
 
 @pytest.fixture(autouse=True)
 def store_folder(tmp_path, monkeypatch):
     """Every test keeps its answers in a folder of its own."""
-    monkeypatch.setenv("OUTLINES_LIKE_CACHE", str(tmp_path / "answers"))
-    return tmp_path / "answers"
+    folder = tmp_path / "answers"
+    monkeypatch.setenv("OUTLINES_LIKE_CACHE", str(folder))
+    yield folder
+    if store := bridge.disown(("store", str(folder))):
+        bridge.wait(store.aclose())

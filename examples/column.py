@@ -4,10 +4,18 @@ import pandas as pd
 
 import outlines_like as ol
 
-SHOTS = """Review: I love this phone.
+SHOTS = """Review: I love this phone. It was a good buy.
 Sentiment: positive
 Review: The screen cracked at once.
 Sentiment: negative
+Review: It smells bad.
+Sentiment: negative
+Review: The best chair I ever had.
+Sentiment: positive
+Review: They never sent my order.
+Sentiment: negative
+Review: It works well and my son is happy with it.
+Sentiment: positive
 Review: {}
 Sentiment:"""
 

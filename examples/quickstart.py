@@ -18,16 +18,23 @@ REVIEWS = [
     "The battery lasts all day.",
     "A waste of money.",
 ]
-SHOTS = """Review: I love this phone.
+SHOTS = """Review: I love this phone. It was a good buy.
 Sentiment: positive
 Review: The screen cracked at once.
 Sentiment: negative
+Review: It smells bad.
+Sentiment: negative
 Review: The best chair I ever had.
+Sentiment: positive
+Review: They never sent my order.
+Sentiment: negative
+Review: It works well and my son is happy with it.
 Sentiment: positive
 Review: {}
 Sentiment:"""
 PLACES = ["France", "Japan", "Egypt"]
 QUESTIONS = [[f"What is the capital of {place}?" for place in PLACES], [f"Where is {place}?" for place in PLACES]]
+SEA = "Tell me about the sea in one sentence."
 NAMES = ["Name a color.", "Name an animal.", "Name a city."]
 
 
@@ -61,12 +68,16 @@ def main():
         show("Five samples of each prompt", names)
         print("\nOne answer as it comes:\n  ", end="")
         shown = ""
-        for _, text, _ in chat.stream("Tell me about the sea in one sentence.", temperature=0, max_tokens=40):
+        for _, text, _ in chat.stream(SEA, temperature=0, max_tokens=40):
             print(text[len(shown) :], end="", flush=True)
             shown = text
         again, rewritten = tour(base, chat)
-        same = all((one == other).all() for one, other in zip(again, (moods, answers, names), strict=True))
-        print(f"\n\nThe first run wrote {written} answers.")
+        sea = chat.complete(SEA, temperature=0, max_tokens=40)
+        rewritten += not sea.cached
+        same = (
+            all((one == other).all() for one, other in zip(again, (moods, answers, names), strict=True)) and sea.text == shown
+        )
+        print(f"\n\nThe first run wrote {written + 1} answers.")
         print(f"The same again, from the store: {rewritten} model calls, equal answers: {same}.")
 
 

@@ -49,21 +49,25 @@ class Home:
         atexit.register(self.close)
 
     async def empty(self) -> None:
-        """End all tasks, then close what is owned, the youngest first."""
+        """End all tasks, then close what is owned."""
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        while self.owned:
-            await self.owned.popitem()[1].aclose()
-        await self.loop.shutdown_asyncgens()
+        await asyncio.gather(*(thing.aclose() for thing in self.owned.values()), return_exceptions=True)
         await self.loop.shutdown_default_executor()
+
+    async def leave(self) -> None:
+        """Do that, as far as patience goes."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE):
+                await self.empty()
 
     def close(self) -> None:
         """Leave no task, connection or process behind."""
         self.closing = True
         with suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(self.empty(), self.loop).result(PATIENCE)
+            asyncio.run_coroutine_threadsafe(self.leave(), self.loop).result(2 * PATIENCE)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(PATIENCE)
         if not self.loop.is_running():

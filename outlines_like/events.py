@@ -37,10 +37,11 @@ def stack(run: Elementwise, *layers: Layer) -> Elementwise:
 
 
 async def subset(run: Elementwise, rows: Sequence[Any], chosen: Sequence[int]) -> Bursts:
-    """Run only the ``chosen`` rows; events keep the caller's row numbers."""
-    async with aclosing(run([rows[i] for i in chosen])) as bursts:
+    """Run only the ``chosen`` rows, in ascending order; events keep the caller's row numbers."""
+    everything = len(chosen) == len(rows)
+    async with aclosing(run(rows if everything else [rows[i] for i in chosen])) as bursts:
         async for burst in bursts:
-            yield [Event(chosen[row], value, done) for row, value, done in burst]
+            yield burst if everything else [Event(chosen[row], value, done) for row, value, done in burst]
 
 
 async def last_values(bursts: Bursts, n: int) -> list[Any]:

@@ -113,9 +113,9 @@ def answered(run: Elementwise) -> Elementwise:
         given = [Event(i, row.value) for i, row in enumerate(rows) if isinstance(row, Given)]
         if given:
             yield given
-        todo = [i for i, row in enumerate(rows) if not isinstance(row, Given)] if given else range(len(rows))
+        todo = [i for i, row in enumerate(rows) if not isinstance(row, Given)]
         if todo:
-            async with aclosing(subset(run, rows, todo) if given else run(rows)) as bursts:
+            async with aclosing(subset(run, rows, todo)) as bursts:
                 async for burst in bursts:
                     yield burst
 

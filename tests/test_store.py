@@ -21,10 +21,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlines_like import store as stores
 from outlines_like.errors import StoreWarning
 from outlines_like.requests import Completion, Usage
-from outlines_like.store import DATABASE, Store, UnfitError, sealed, unsealed
+from outlines_like.store import Store, handles
+from outlines_like.store.databases import Database
+from outlines_like.store.folders import DATABASE
+from outlines_like.store.packing import UnfitError, sealed, unsealed
 
 ROOT = Path(__file__).parents[1]
 MARKS: list[str] = []
@@ -139,6 +141,13 @@ def test_a_value_that_can_not_be_kept_costs_one_warning_that_names_its_type(stor
     assert len(seen) == 1
 
 
+def test_values_that_fail_alike_cost_one_warning(store: Store) -> None:
+    store.put_many((f"{i}", "x" * i + "\ud800") for i in range(9))
+    with pytest.warns(StoreWarning, match="surrogates") as seen:
+        store.flush()
+    assert len(seen) == 1
+
+
 def test_lone_surrogates_and_endless_nesting_are_not_kept_and_harm_nothing(store: Store) -> None:
     knot: list[Any] = []
     knot.append(knot)
@@ -168,13 +177,13 @@ def test_thousands_of_rows_are_written_and_found(store: Store, folder: Path) -> 
 
 
 def test_rows_are_committed_soon_without_being_asked_to(store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    committed, write = threading.Event(), stores.Database.write
+    committed, write = threading.Event(), Database.write
 
-    def watched(self: stores.Database, rows: Any) -> None:
+    def watched(self: Database, rows: Any) -> None:
         write(self, rows)
         committed.set()
 
-    monkeypatch.setattr(stores.Database, "write", watched)
+    monkeypatch.setattr(Database, "write", watched)
     store.put("k", 1)
     assert committed.wait(5)
     assert sql(folder, "SELECT count(*) FROM Cache") == [(1,)]
@@ -431,6 +440,18 @@ def test_a_planted_pickle_never_runs(folder: Path) -> None:
     assert (folder.parent / "outside").read_bytes() == bomb
 
 
+def test_the_word_pickle_is_nowhere_in_the_folder(store: Store, folder: Path) -> None:
+    """S5: not while the store is open, nor afterwards, nor once a planted setting was met."""
+    for planted in (False, True):
+        if planted:
+            sql(folder, "INSERT INTO Settings VALUES ('disk_pickle_protocol', 5)")
+        store.put("k", 1)
+        assert store.flush()
+        assert [file.name for file in folder.iterdir() if b"pickle" in file.read_bytes().lower()] == []
+        store.close()
+        assert [file.name for file in folder.iterdir() if b"pickle" in file.read_bytes().lower()] == []
+
+
 def test_a_database_with_tables_or_triggers_of_others_is_set_aside(folder: Path) -> None:
     filled(folder)
     sql(folder, "CREATE TRIGGER evil AFTER INSERT ON Cache BEGIN DELETE FROM Cache; END")
@@ -536,7 +557,7 @@ def test_a_database_that_another_process_holds_for_too_long_is_given_up(
 ) -> None:
     store.put("a", 1)
     assert store.flush()
-    monkeypatch.setattr(stores, "PATIENCE", 0.05)
+    monkeypatch.setattr(handles, "TIMEOUT", 0.05)
     holder = sqlite3.connect(folder / DATABASE, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     store.put("b", 2)
@@ -558,7 +579,7 @@ def test_a_short_lock_is_waited_for(store: Store, folder: Path, monkeypatch: pyt
         if len(waits) == 5:
             holder.execute("ROLLBACK")
 
-    monkeypatch.setattr("outlines_like.store.time.sleep", waiting)
+    monkeypatch.setattr("outlines_like.store.handles.time.sleep", waiting)
     store.put("b", 2)
     assert store.flush()
     assert len(waits) >= 5

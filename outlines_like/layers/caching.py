@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
@@ -49,7 +50,7 @@ class Held:
         """Nothing."""
 
 
-Shelves = dict[str | None, Shelf]  # by the folder that rows name; under None, the only one there is
+Places = dict[int, Shelf]  # where each row is looked up and kept; no place for rows that want none
 
 
 async def opened(folder: str | None) -> Store:
@@ -63,36 +64,43 @@ async def cleared(folder: str | None) -> None:
     await asyncio.to_thread((await opened(folder)).clear)
 
 
-async def shelves(rows: Sequence[Any], given: Shelf | None) -> Shelves:
-    """The stores that ``rows`` want used."""
-    wanted = {row.terms.store for row in rows if row.terms.mode != "disabled"}
-    if given is not None:
-        return {None: given} if wanted else {}
-    return {folder: await bridge.ask(opened(folder)) for folder in wanted}
+async def places_of(rows: Sequence[Any], given: Shelf | None) -> Places:
+    """The store that each of the ``rows`` wants used: the ``given`` one, or that in the folder of its terms."""
+    folders = {row.terms.store for row in rows if row.terms.mode != "disabled"}
+    shelves = {folder: given if given is not None else await bridge.ask(opened(folder)) for folder in folders}
+    return {i: shelves[row.terms.store] for i, row in enumerate(rows) if row.terms.mode != "disabled"}
 
 
-def placed(rows: Sequence[Any], shelves: Shelves, folder: str | None) -> list[int]:
-    """The numbers of the rows that use the store in ``folder``."""
-    alone = len(shelves) == 1
-    return [i for i, row in enumerate(rows) if row.terms.mode != "disabled" and (alone or row.terms.store == folder)]
+def by_shelf(numbers: Iterable[int], places: Places) -> Iterable[tuple[Shelf, list[int]]]:
+    """Each shelf with those of the rows that have their place there."""
+    groups: defaultdict[Shelf, list[int]] = defaultdict(list)
+    for i in numbers:
+        groups[places[i]].append(i)
+    return groups.items()
 
 
-def look_up(rows: Sequence[Any], shelves: Shelves, name: Name) -> Burst:
+def look_up(rows: Sequence[Any], places: Places, name: Name) -> Burst:
     """The answers that are known. Blocks."""
+    names = {i: name(rows[i]) for i in places}  # a row without a name fails now, not when paid for
     hits: Burst = []
-    for folder, shelf in shelves.items():
-        keys = {i: name(rows[i]) for i in placed(rows, shelves, folder)}  # a row without a name fails now, not when paid for
-        found = shelf.get_many([key for i, key in keys.items() if rows[i].terms.mode == "use"])
-        hits += [Event(i, replayed(found[key])) for i, key in keys.items() if key in found and rows[i].terms.mode == "use"]
+    for shelf, numbers in by_shelf([i for i in places if rows[i].terms.mode == "use"], places):
+        found = shelf.get_many([names[i] for i in numbers])
+        hits += [Event(i, replayed(found[names[i]])) for i in numbers if names[i] in found]
     return hits
 
 
-def keep(rows: Sequence[Any], shelves: Shelves, name: Name, burst: Burst) -> None:
+async def known_events(rows: Sequence[Any], places: Places, name: Name) -> Burst:
+    """The answers that are known, looked up in one hop off the loop."""
+    if all(isinstance(shelf, Held) for shelf in places.values()):
+        return look_up(rows, places, name)
+    return await asyncio.to_thread(look_up, rows, places, name)
+
+
+def keep(rows: Sequence[Any], places: Places, name: Name, burst: Burst) -> None:
     """Have the answers of a burst kept."""
-    answers = [(rows[i], value) for i, value, done in burst if done and lasting(rows[i], value)]
-    for folder, shelf in shelves.items() if answers else ():
-        chosen = placed([row for row, _ in answers], shelves, folder)
-        shelf.put_many([(name(answers[k][0]), answers[k][1]) for k in chosen])
+    answers = {i: value for i, value, done in burst if done and i in places and lasting(rows[i], value)}
+    for shelf, numbers in by_shelf(answers, places):
+        shelf.put_many([(name(rows[i]), answers[i]) for i in numbers])
 
 
 def replayed(value: Any) -> Any:
@@ -119,7 +127,7 @@ def known(rows: Sequence[Any]) -> set[str]:
     """The keys of those ``rows`` whose answers are stored where their terms say. Blocks."""
 
     async def ask() -> set[str]:
-        hits = await asyncio.to_thread(look_up, rows, await shelves(rows, None), lambda row: row.key)
+        hits = await known_events(rows, await places_of(rows, None), lambda row: row.key)
         return {rows[event.row].key for event in hits}
 
     return bridge.wait(ask())
@@ -139,13 +147,8 @@ def cached(store: Store | MutableMapping[str, Any] | None = None, *, version: st
 
     def layer(run: Elementwise) -> Elementwise:
         async def cached_run(rows: Sequence[Any]) -> Bursts:
-            stores = await shelves(rows, given)
-            if not stores:
-                async with aclosing(run(rows)) as bursts:
-                    async for burst in bursts:
-                        yield burst
-                return
-            hits = await found(rows, stores, name)
+            places = await places_of(rows, given)
+            hits = await known_events(rows, places, name)
             if hits:
                 yield hits
             answered = {event.row for event in hits}
@@ -153,18 +156,11 @@ def cached(store: Store | MutableMapping[str, Any] | None = None, *, version: st
             if misses:
                 async with aclosing(subset(run, rows, misses)) as bursts:
                     async for burst in bursts:
-                        keep(rows, stores, name, burst)
+                        keep(rows, places, name, burst)
                         yield burst
-            for shelf in stores.values():
+            for shelf in set(places.values()):
                 shelf.tell()
 
         return cached_run
 
     return layer
-
-
-async def found(rows: Sequence[Any], stores: Shelves, name: Name) -> Burst:
-    """The answers that are known, looked up in one hop off the loop."""
-    if all(isinstance(shelf, Held) for shelf in stores.values()):
-        return look_up(rows, stores, name)
-    return await asyncio.to_thread(look_up, rows, stores, name)

@@ -75,7 +75,7 @@ async def following(mailbox: Mailbox, run: Elementwise, rows: Sequence[Any]) -> 
         if answers := [event for event in burst if event.value is not GONE]:
             yield answers
     if orphans:
-        async with aclosing(subset(run, rows, orphans)) as bursts:
+        async with aclosing(subset(run, rows, sorted(orphans))) as bursts:
             async for burst in bursts:
                 yield burst
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -63,10 +64,12 @@ def fake(
         if log is not None:
             log.append(list(requests))
         await asyncio.sleep(delay)
-        for burst in partial_bursts(requests, answer, fail):
-            yield burst
-            await asyncio.sleep(0)
-        yield [Event(i, answer_to(request, answer, fail)) for i, request in enumerate(requests)]
+        answers = [answer_to(request, answer, fail) for request in requests]
+        if requests[0].terms.live:
+            for burst in growing(answers):
+                yield burst
+                await asyncio.sleep(0)
+        yield [Event(i, answer) for i, answer in enumerate(answers)]
 
     batches = batched(by=family, concurrency=concurrency)
     layers = [retried(retries + 1), limited(concurrency), batches, deduped("models"), cached()]
@@ -74,12 +77,11 @@ def fake(
     return Model(name, run, endpoint=kind, defaults=defaults, layers=layers, parameters=PARAMETERS, chat=chat, prefill=prefill)
 
 
-def partial_bursts(requests: Sequence[Request], answer: Answer, fail: Fail) -> Iterator[Burst]:
-    """The words of answers that are watched, one answer after the other."""
-    for i, request in enumerate(requests):
-        if request.terms.live and not fail(request):
-            words = ended(answer(request), request).text.split(" ")
-            yield from ([Event(i, Completion(" ".join(words[:k])), False)] for k in range(1, len(words)))
+def growing(answers: Sequence[Completion | Failure]) -> Iterator[Burst]:
+    """The words of watched answers, one answer after the other."""
+    for i, answer in enumerate(answers):
+        words = answer.text.split(" ") if isinstance(answer, Completion) else []
+        yield from ([Event(i, Completion(" ".join(words[:k])), False)] for k in range(1, len(words)))
 
 
 def answer_to(request: Request, answer: Answer, fail: Fail) -> Completion | Failure:
@@ -90,7 +92,8 @@ def answer_to(request: Request, answer: Answer, fail: Fail) -> Completion | Fail
 
 def ended(text: str, request: Request) -> Completion:
     """The text as stop strings and limit leave it."""
-    words = cut(text, request.params.get("stop", ())).split(" ")
-    limit = request.params.get("max_tokens", len(words))
-    usage = Usage(request.text.count(" ") + 1, min(limit, len(words)))
-    return Completion(" ".join(words[:limit]), "length" if limit < len(words) else "stop", usage)
+    text = cut(text, request.params.get("stop", ()))
+    words, limit = text.split(" "), request.params.get("max_tokens", math.inf)
+    if len(words) <= limit:
+        return Completion(text, "stop", Usage(request.text.count(" ") + 1, len(words)))
+    return Completion(" ".join(words[:limit]), "length", Usage(request.text.count(" ") + 1, limit))

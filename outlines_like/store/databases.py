@@ -1,0 +1,119 @@
+"""The database in a store's folder: made by diskcache, on stricter terms than its own."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import diskcache
+
+from .folders import DATABASE
+from .remedies import TIMEOUT, PlantedError
+
+TRIGGERS = {f"Settings_{what}" for what in ("count_insert", "count_delete", "size_insert", "size_update", "size_delete")}
+INDEXES = {f"Cache_{what}" for what in ("key_raw", "expire_time", "store_time", "access_time", "access_count", "tag_rowid")}
+NAMES = {"Cache", "Settings", "sqlite_autoindex_Settings_1"} | TRIGGERS | INDEXES
+OWN = {"eviction_policy": "none", "cull_limit": 0, "disk_min_file_size": 2**31, "sqlite_mmap_size": 0}
+SETTINGS = {**diskcache.DEFAULT_SETTINGS, **OWN}  # all of them: what a database says about itself is overruled
+PICKLING = "disk_pickle_protocol"  # nothing is ever pickled, so it is not written down how
+
+
+def cleanse(path: Path) -> None:
+    """Take unknown settings out of the database: diskcache sets each as an attribute or runs it as a pragma."""
+    connection = sqlite3.connect(path, timeout=TIMEOUT, isolation_level=None)
+    try:
+        connection.executescript("PRAGMA trusted_schema = OFF; PRAGMA secure_delete = ON")
+        names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+        if names - NAMES:
+            raise PlantedError(f"it holds {', '.join(sorted(map(str, names - NAMES)))}")
+        if "Settings" in names:
+            known = {*SETTINGS, *diskcache.core.METADATA} - {PICKLING}
+            keys = [key for (key,) in connection.execute("SELECT key FROM Settings")]
+            connection.executemany("DELETE FROM Settings WHERE key IS ?", [(key,) for key in keys if key not in known])
+    finally:
+        connection.close()
+
+
+def honest(mode: Any, filename: Any, value: Any) -> bytes:
+    """A row's bytes; ``b""``, which has no valid checksum, for every other kind of row.
+
+    >>> honest(1, None, b"ours"), honest(4, None, b"a pickle"), honest(2, "../a/file", None)
+    (b'ours', b'', b'')
+    """
+    return value if mode == 1 and filename is None and type(value) is bytes else b""
+
+
+class Disk(diskcache.Disk):  # type: ignore[misc]
+    """The only kind of row that is written and read: a str key with bytes in the database itself.
+
+    Never a file, never anything that would have to be unpickled (CVE-2025-69872).
+    """
+
+    def put(self, key: str) -> tuple[str, bool]:
+        return key, True
+
+    def get(self, key: Any, raw: Any) -> Any:
+        return key
+
+    def store(self, value: bytes, read: bool, key: Any = None) -> tuple[int, int, None, bytes]:
+        return len(value), 1, None, value
+
+    def fetch(self, mode: Any, filename: Any, value: Any, read: bool) -> bytes:
+        return honest(mode, filename, value)
+
+    def filename(self, key: Any = None, value: Any = None) -> tuple[str, str]:
+        raise ValueError("values are never files")
+
+    def remove(self, file_path: str) -> None:
+        """Nothing: a file named by a row is not ours."""
+
+
+class Cache(diskcache.Cache):  # type: ignore[misc]
+    """Without the one setting that is about pickles: whoever looks for the word in the folder finds nothing."""
+
+    @property
+    def _sql_retry(self) -> Callable[..., Any]:
+        run = diskcache.Cache._sql_retry.fget(self)
+        return lambda statement, *values: None if any(PICKLING in row for row in values) else run(statement, *values)
+
+
+class Database:
+    """An open database: diskcache writes, and one SELECT reads many rows. Belongs to the thread that opened it."""
+
+    def __init__(self, folder: Path) -> None:
+        cleanse(folder / DATABASE)
+        # timeout=0: SQLite's own waiting is not fair among processes and would hold up the reads queued behind it.
+        self.cache = Cache(str(folder), timeout=0, disk=Disk, **SETTINGS)
+        link = f"{(folder / DATABASE).as_uri()}?mode=ro"
+        self.reader = sqlite3.connect(link, uri=True, timeout=0, isolation_level=None)
+        self.reader.text_factory = bytes  # a damaged text is no error then
+
+    def read(self, keys: Sequence[str]) -> dict[str, bytes]:
+        """The rows of those ``keys`` that are there; what is no bytes of ours, a pickle above all, as ``b""``."""
+        names = {key.encode(): key for key in keys}
+        select = f"SELECT key, mode, filename, value FROM Cache WHERE raw = 1 AND key IN ({', '.join('?' * len(keys))})"
+        rows = self.reader.execute(select, keys)
+        return {names[key]: honest(mode, filename, value) for key, mode, filename, value in rows if key in names}
+
+    def write(self, rows: Iterable[tuple[str, bytes]]) -> None:
+        """Commit ``rows`` together."""
+        with self.cache.transact():
+            for key, data in rows:
+                self.cache.set(key, data)
+
+    def clear(self) -> None:
+        """Delete all rows."""
+        self.cache.clear()
+
+    def count(self) -> int:
+        """How many rows there are."""
+        return int(self.reader.execute("SELECT count(*) FROM Cache").fetchone()[0])
+
+    def close(self) -> None:
+        """Close both connections, sick ones too."""
+        with suppress(sqlite3.Error):
+            self.reader.close()
+            self.cache.close()
