@@ -42,7 +42,7 @@ class Source(NamedTuple):
 
     def settings(self, node: Gen) -> dict[str, Any]:
         """A gen's parameters, checked, with what keeps the answer in form."""
-        params = {**node.params, **settings(node.form, self.model.parameters, str(self.model))}
+        params = {**node.params, **settings(node.form, self.model.parameters, self.model)}
         if node.stop_text:
             params.pop("stop", None)
         return self.model.settings(params)
@@ -160,7 +160,7 @@ class LM:
 
     def _path(self, node: Node) -> str:
         """A name for one more node: equal nodes of one parent are numbered in the order in which they are made."""
-        key = digest([scope(), node.identity])
+        key = digest([scope(), *node.identity])
         with NUMBERING:
             self._counts = self._counts if self._counts is not None else {}
             number = self._counts.get(key, 0)

@@ -11,7 +11,6 @@ from uuid import uuid4
 
 from ..arrays import plain
 from ..errors import ProgramError
-from ..requests import digest
 from .blocks import Stamp, note_made
 from .outputs import FREE, Form
 
@@ -53,8 +52,8 @@ class Node(Expression):
         yield self, stamp
 
     @property
-    def identity(self) -> str:
-        """A digest of what it does, the same in every process."""
+    def identity(self) -> list[Any]:
+        """What it does, as plain values that are the same in every process."""
         raise NotImplementedError
 
 
@@ -65,9 +64,9 @@ class Text(Node):
     text: str
 
     @property
-    def identity(self) -> str:
+    def identity(self) -> list[Any]:
         """Its words."""
-        return digest(["text", self.text])
+        return ["text", self.text]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,9 +81,9 @@ class Gen(Node):
     stop_text: str | None = None
 
     @property
-    def identity(self) -> str:
+    def identity(self) -> list[Any]:
         """What is asked for, under whatever name."""
-        return digest(["gen", plain(self.params), plain(self.form.sent()), self.stop_regex])
+        return ["gen", plain(self.params), self.form.sent(), self.stop_regex]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,9 +93,9 @@ class Picture(Node):
     content: Mapping[str, Any]
 
     @property
-    def identity(self) -> str:
+    def identity(self) -> list[Any]:
         """All of it."""
-        return digest(["image", self.content])
+        return ["image", self.content]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,9 +107,9 @@ class Assign(Node):
     remove: bool = False
 
     @property
-    def identity(self) -> str:
+    def identity(self) -> list[Any]:
         """Its name."""
-        return digest(["assign", self.name, self.remove])
+        return ["assign", self.name, self.remove]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,13 +126,13 @@ class Apply(Node):
         return str(getattr(self.fn, "__qualname__", None) or type(self.fn).__qualname__)
 
     @property
-    def identity(self) -> str:
+    def identity(self) -> list[Any]:
         """The function's name, and its arguments as far as they have a stable text."""
         name = [getattr(self.fn, "__module__", ""), self.title]
         try:
-            return digest(["program", name, plain([self.args, self.kwargs])])
+            return ["program", name, plain([self.args, self.kwargs])]
         except (TypeError, ValueError):
-            return digest(["program", name])
+            return ["program", name]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -164,7 +164,7 @@ def validating(given: Mapping[str, Any]) -> Callable[[str], Any]:
     return load
 
 
-def settings(form: Form, parameters: Parameters, model: str) -> dict[str, Any]:
+def settings(form: Form, parameters: Parameters, model: object) -> dict[str, Any]:
     """How a model with ``parameters`` is told of ``form``; a ProgramError where it can't be."""
     sent = form.sent()
     if all(name in parameters for name in sent):
