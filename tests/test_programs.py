@@ -9,7 +9,7 @@ import time
 import pytest
 
 import outlines_like as ol
-from tests.backends import within
+from tests.backends import endless, within
 
 WORDS = "alpha beta"
 
@@ -629,12 +629,31 @@ def test_json_that_is_not_as_the_schema_wants_it_is_an_error(text):
 
 
 def test_a_model_that_cannot_keep_to_a_form_says_so_where_it_is_written():
-    model = ol.models.openai("m", base_url="http://127.0.0.1:9", api_key="k") + ol.user("q")
-    for make in (ol.select(["a"]), ol.regex("a")):
-        with pytest.raises(ol.errors.ProgramError, match="can't keep an answer to that"):
-            model + ol.assistant(make)
-    lm = model + ol.assistant(ol.json("j", schema={"type": "integer"}))
-    assert lm.params["response_format"]["json_schema"]["schema"] == {"type": "integer"}
+    model = ol.models.Model("own", endless(), endpoint="here", defaults={})
+    for make in (ol.select(["a"]), ol.regex("a"), ol.gen(regex="a"), ol.json(schema=int)):
+        with pytest.raises(ol.errors.ProgramError, match="it can't keep an answer to that"):
+            model + make
+
+
+def test_a_server_is_told_of_forms_as_json():
+    """It writes JSON objects only, so what is no object comes in one, and is taken out of it."""
+    sent = []
+
+    async def run(rows):
+        sent.extend(row.params["response_format"]["json_schema"] for row in rows)
+        answers = {"select": '{"answer": "b"}', "regex": ' {"answer": "12"}', "json": "[1, 2]", "plain": "b"}
+        yield [ol.Event(i, ol.Completion(answers[row.text], "stop")) for i, row in enumerate(rows)]
+
+    parameters = {"response_format": lambda name, value: value}
+    model = ol.models.Model("own", run, endpoint="here", defaults={}, parameters=parameters)
+    assert str(model + "select" + ol.select(["a", "b"], "x")) == "selectb"
+    assert (model + "regex" + ol.regex("[0-9]+", "x"))["x"] == "12"
+    assert (model + "json" + ol.json("x", schema=list[int]))["x"] == [1, 2]
+    assert (model + "plain" + ol.select(["a", "b"], "x"))["x"] == "b"
+    assert [told["name"] for told in sent] == ["boxed", "boxed", "answer", "boxed"]
+    assert sent[0]["schema"]["properties"] == {"answer": {"type": "string", "enum": ["a", "b"]}}
+    assert sent[1]["schema"]["properties"] == {"answer": {"type": "string", "pattern": "^(?:[0-9]+)$"}}
+    assert sent[2]["schema"] == {"type": "array", "items": {"type": "integer"}}
 
 
 def test_what_a_gen_stopped_at_can_be_kept():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -13,6 +14,7 @@ import msgspec
 from ..errors import MalformedError, ProgramError
 
 Parameters = Mapping[str, Any]
+BOX = "answer"
 
 
 class Reading(NamedTuple):
@@ -36,6 +38,9 @@ class Form(Protocol):
     def sent(self) -> dict[str, Any]:
         """What a backend is told that keeps to such forms by itself."""
 
+    def as_json(self) -> dict[str, Any]:
+        """What a server is told that keeps to JSON schemas."""
+
     def read(self, text: str) -> Reading:
         """The answer, checked."""
 
@@ -48,6 +53,10 @@ class Free:
     shown: bool = True
 
     def sent(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def as_json(self) -> dict[str, Any]:
         """Nothing."""
         return {}
 
@@ -71,9 +80,13 @@ class Choice:
         """The options."""
         return {"choices": list(self.options)}
 
+    def as_json(self) -> dict[str, Any]:
+        """The options, boxed."""
+        return boxed({"type": "string", "enum": list(self.options)})
+
     def read(self, text: str) -> Reading:
         """The option that it is."""
-        for candidate in (text, text.strip()):
+        for candidate in (text, text.strip(), unboxed(text)):
             if candidate in self.options:
                 return Reading(candidate, candidate)
         raise MalformedError(f"the answer {text!r:.80} is none of {', '.join(map(repr, self.options)):.200}")
@@ -91,11 +104,16 @@ class Pattern:
         """The pattern."""
         return {"regex": self.pattern}
 
+    def as_json(self) -> dict[str, Any]:
+        """The pattern, boxed."""
+        return boxed({"type": "string", "pattern": f"^(?:{self.pattern})$"})
+
     def read(self, text: str) -> Reading:
         """As it is, if it matches."""
-        if re.fullmatch(self.pattern, text) is None:
-            raise MalformedError(f"the answer {text!r:.80} does not match {self.pattern!r}")
-        return Reading(text, text)
+        for candidate in (text, unboxed(text)):
+            if re.fullmatch(self.pattern, candidate):
+                return Reading(candidate, candidate)
+        raise MalformedError(f"the answer {text!r:.80} does not match {self.pattern!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +128,10 @@ class Schema:
     def sent(self) -> dict[str, Any]:
         """The schema."""
         return {"json_schema": self.schema}
+
+    def as_json(self) -> dict[str, Any]:
+        """The schema."""
+        return {"name": "answer", "schema": self.schema}
 
     def read(self, text: str) -> Reading:
         """The parsed object."""
@@ -169,11 +191,24 @@ def settings(form: Form, parameters: Parameters, model: object) -> dict[str, Any
     sent = form.sent()
     if all(name in parameters for name in sent):
         return sent
-    if isinstance(form, Schema) and "response_format" in parameters:
-        named = {"name": "answer", "schema": form.schema}
-        return {"response_format": {"type": "json_schema", "json_schema": named}}
+    if "response_format" in parameters:
+        return {"response_format": {"type": "json_schema", "json_schema": form.as_json()}}
     raise ProgramError(
         f"{form.title}(...) needs a model that takes {' and '.join(map(repr, sent))}, and {model} does not: it can't keep an "
-        "answer to that. Write the wish into the prompt, use gen(...) and check the answer"
-        + (", or use json(...) with an enum." if "response_format" in parameters else ".")
+        "answer to that. Write the wish into the prompt, use gen(...), and check the answer."
     )
+
+
+def boxed(kind: dict[str, Any]) -> dict[str, Any]:
+    """A schema for servers that write nothing but JSON objects: one with the answer in it."""
+    schema = {"type": "object", "properties": {BOX: kind}, "required": [BOX], "additionalProperties": False}
+    return {"name": "boxed", "schema": schema, "strict": True}
+
+
+def unboxed(text: str) -> str:
+    """The answer in a JSON object, if it is in one."""
+    with suppress(ValueError, RecursionError):
+        match msgspec.json.decode(text):
+            case {"answer": str(answer), **rest} if not rest:
+                return answer
+    return text
