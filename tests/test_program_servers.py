@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import doctest
 import importlib.util
 import json
 import threading
@@ -181,3 +182,22 @@ def test_the_story_of_the_docs_is_told(smollm2, capsys):
     told = capsys.readouterr().out
     docs = (EXAMPLES.parent / "docs" / "programs.md").read_text("utf-8")
     assert " ".join(told.split()) in " ".join(docs.split())
+
+
+def test_the_docs_run_in_a_notebook():
+    """Each example of the page on programs is a cell, in a kernel that has an event loop of its own."""
+    nbformat = pytest.importorskip("nbformat")
+    from nbclient import NotebookClient
+
+    page = (EXAMPLES.parent / "docs" / "programs.md").read_text("utf-8")
+    examples = [found for found in doctest.DocTestParser().get_examples(page) if "Traceback" not in found.want]
+    extra = ["await (chat + tell('fish'))", "[part.done async for part in chat.stream() + tell('fish')]", "chat + tell('<b>')"]
+    cells = [nbformat.v4.new_code_cell(code) for code in [*(found.source for found in examples), *extra]]
+    book = nbformat.v4.new_notebook(cells=cells)
+    NotebookClient(book, timeout=60, kernel_name="python3").execute()
+    shown = [cell.outputs[-1]["data"] if cell.outputs and "data" in cell.outputs[-1] else {} for cell in book.cells]
+    wanted = [found.want.strip() for found in examples]
+    for data, want in zip(shown, wanted, strict=False):
+        assert "text/plain" not in data or data["text/plain"] == want
+    assert shown[-2]["text/plain"] == "[False, False, False, False, True]"
+    assert "Tell me a story about &lt;b&gt;." in shown[-1]["text/html"]

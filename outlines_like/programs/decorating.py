@@ -6,7 +6,7 @@ import asyncio
 import functools
 import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Concatenate, Generic, ParamSpec
 
 from ..arrays import Call
 from ..bridge import hosted
@@ -21,9 +21,10 @@ from .nodes import Apply
 from .runs import Visit
 
 Fn = Callable[..., Any]
+P = ParamSpec("P")
 
 
-class Program:
+class Program(Generic[P]):
     """A function of an lm that can be added to one. See :func:`program`."""
 
     signature: Signature | None = None
@@ -32,11 +33,11 @@ class Program:
         functools.update_wrapper(self, fn)
         self.fn, self.concurrency, self.layers = fn, concurrency, layers
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Apply:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Apply:
         """The call, to be added: ``lm + f(...)``."""
         return Apply(self.fn, args, kwargs)
 
-    def __get__(self, owner: object, kind: type | None = None) -> Program:
+    def __get__(self, owner: object, kind: type | None = None) -> Program[...]:
         return self if owner is None else self.bound(owner)
 
     def __repr__(self) -> str:
@@ -51,7 +52,7 @@ class Program:
     def _row(self, call: Call) -> Any:
         lm, *args = call.args or [call.kwargs.get("lm")]
         rest = {name: value for name, value in call.kwargs.items() if call.args or name != "lm"}
-        return Given(None) if missing(lm) or (args and missing(args[0])) else lm + self(*args, **rest)
+        return Given(None) if missing(lm) or (args and missing(args[0])) else lm + Apply(self.fn, tuple(args), rest)
 
     def run(self, rows: Sequence[Any], /) -> Bursts:
         """Run the programs; async ones in the loop that asks."""
@@ -62,20 +63,20 @@ class Program:
         """One run a row."""
         return Plan(len(rows), 0, len(rows), len(rows))
 
-    def layered(self, *layers: Layer) -> Program:
+    def layered(self, *layers: Layer) -> Program[P]:
         """The same with layers round it."""
         return Program(self.fn, self.concurrency, (*self.layers, *layers))
 
-    def bounded(self, concurrency: int) -> Program:
+    def bounded(self, concurrency: int) -> Program[P]:
         """The same, at most ``concurrency`` of them under way."""
         return Program(self.fn, count("concurrency", concurrency), self.layers)
 
-    def bound(self, owner: object) -> Program:
+    def bound(self, owner: object) -> Program[...]:
         """The same as a method."""
         return Program(types.MethodType(self.fn, owner), self.concurrency, self.layers)
 
 
-def program(fn: Fn) -> Program:
+def program(fn: Callable[Concatenate[Any, P], Any]) -> Program[P]:
     """Let ``fn(lm, ...)`` be added to programs: ``lm + fn(...)`` goes on from what ``fn`` returns for what was said before.
 
     It may be async, a method, recursive, and made of other programs. It runs when the result is read: a plain function in a
