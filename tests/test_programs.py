@@ -416,6 +416,27 @@ def test_draws_do_not_depend_on_the_order_of_reading():
         assert run([0, 1, 2, 3, 4]) == run([4, 2, 0, 1, 3])
 
 
+def test_draws_belong_to_arguments_whatever_else_there_is():
+    """A client has no stable text; the word beside it has."""
+    model = ol.models.fake(lambda request: request.terms.scope)
+
+    @ol.program
+    def ask(lm, client, word):
+        return lm + word + ol.gen("a")
+
+    def answers(words):
+        return [lm["a"] for lm in fresh(model).run_batched([ask(object(), word) for word in words])]
+
+    with ol.cache.disabled():
+        one, two = answers("ab"), answers("ba")
+    assert one == two[::-1]
+
+
+def fresh(model):
+    """The same model, of which no program has been made."""
+    return model.layered()
+
+
 def test_at_temperature_zero_equal_requests_are_one(counted):
     lms = [counted.model + "x" + ol.gen("a", temperature=0) for _ in range(5)]
     assert {lm["a"] for lm in lms} == {"[1]"}

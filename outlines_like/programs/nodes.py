@@ -129,10 +129,16 @@ class Apply(Node):
     def identity(self) -> list[Any]:
         """The function's name, and its arguments as far as they have a stable text."""
         name = [getattr(self.fn, "__module__", ""), self.title]
-        try:
-            return ["program", name, plain([self.args, self.kwargs])]
-        except (TypeError, ValueError):
-            return ["program", name]
+        named = {key: stable(value) for key, value in self.kwargs.items()}
+        return ["program", name, [stable(value) for value in self.args], named]
+
+
+def stable(value: Any) -> Any:
+    """A value as JSON; of one without a stable text, its kind."""
+    try:
+        return plain(value)
+    except (TypeError, ValueError):
+        return ["some", type(value).__qualname__]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
