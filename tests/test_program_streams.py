@@ -380,3 +380,51 @@ def test_a_million_characters_stream_in_reasonable_time():
     parts = list(model.stream() + "x" * 10_000 + ol.gen("a"))
     assert len(parts[-1].text) == 20_000
     assert "".join(part.delta for part in parts) == parts[-1].text
+
+
+def test_a_read_that_is_given_up_holds_nothing_up():
+    """A watched program that waits for an answer only so long, then goes on without it."""
+    closed = threading.Event()
+
+    async def silent(rows):
+        try:
+            await asyncio.Event().wait()
+            yield []
+        finally:
+            closed.set()
+
+    @ol.program
+    async def impatient(lm):
+        lm += "A"
+        attempt = lm
+        attempt += ol.gen("a")
+        try:
+            async with asyncio.timeout(0.05):
+                await attempt
+        except TimeoutError:
+            return lm + " without"
+        return attempt
+
+    watched = own(silent).stream() + impatient()
+    assert within(lambda: list(watched))[-1].text == "A without"
+    assert closed.wait(5)
+
+
+def test_what_was_read_is_shown_when_it_is_there():
+    """The capture that a program waited for is told before what follows has come."""
+    gate = threading.Event()
+
+    @ol.program
+    def pausing(lm):
+        lm += "A" + ol.gen("a")
+        assert lm["a"]
+        gate.wait(10)
+        return lm + "."
+
+    def look():
+        for part in ol.models.fake(lambda request: "x").stream() + pausing():
+            if "a" in part.captures:
+                gate.set()
+        return part.text
+
+    assert within(look) == "Ax."

@@ -65,25 +65,29 @@ async def settle(lm: LM, visit: Visit) -> None:
 
 async def read(lm: LM, visit: Visit) -> None:
     """Run what ``lm`` needs for somebody who asks for it. A watched program shows what it reads of its own way."""
-    if lm.stage is not None:
-        lm.stage.put_nowait(lm)
-        visit = visit._replace(live=True)
-    await settle(lm, visit)
+    if lm.stage is None or lm.state is not None:
+        return await settle(lm, visit)
+    show = lm.stage.begin(lm)
+    try:
+        await settle(lm, visit._replace(live=True))
+    except asyncio.CancelledError:
+        show.cancel()
+        raise
 
 
-async def follow(lm: LM, visit: Visit) -> AsyncGenerator[State, None]:
-    """Every state on the way to ``lm``. The last is its own."""
+async def follow(lm: LM, visit: Visit) -> AsyncGenerator[tuple[LM, State], None]:
+    """Every state on the way to ``lm``, each with the node that is running. The last is its own."""
     shown: State | None = None
     for node in pending(lm):
         if node.state is not None or advanced(node, node.before):
             continue
-        if node.before is not shown and node.before.part is not None:
-            yield node.before
+        if node.parent is not None and node.before is not shown and node.before.part is not None:
+            yield node.parent, node.before
         async with aclosing(joined(node, visit).states()) as states:
             async for shown in states:
-                yield shown
+                yield node, shown
     if lm.state is not None and lm.state is not shown:
-        yield lm.state
+        yield lm, lm.state
 
 
 def joined(lm: LM, visit: Visit) -> Run:
@@ -139,7 +143,8 @@ async def applied(lm: LM, run: Run, visit: Visit) -> None:
         lm.running = None
     except asyncio.CancelledError:
         run.fail(ProgramError(f"the event loop in which {lm.title} ran has ended"))
-        lm.running = None
+        if lm.running is run:
+            lm.running = None
         raise
     except Exception as error:
         run.fail(error)
@@ -155,32 +160,56 @@ async def unwatched(lm: LM, visit: Visit) -> LM:
 
 async def staged(lm: LM, run: Run, visit: Visit) -> LM:
     """What a program built, run, and told while it runs: also what it reads on its way, if it can't go back from there."""
-    stage: asyncio.Queue[LM | None] = asyncio.Queue()
-    start = lm.inner(stage)
-    body = asyncio.ensure_future(called(lm, start, visit))
-    body.add_done_callback(lambda _: stage.put_nowait(None))
-    told = start
+    stage = Stage(run, visit)
     try:
-        while (seen := await stage.get()) is not None:
-            told = seen
-            with suppress(Exception):  # whoever reads it hears of it
-                await shown(seen, run, visit)
-        built = continued(await body, start, lm.node)
-        if told not in list(way(built)):
+        start = lm.inner(stage)
+        built = continued(await called(lm, start, visit), start, lm.node)
+        await stage.ended()
+        if stage.told is not None and stage.told not in way(built):
             raise ProgramError(BACK.format(lm.title))
-        await shown(built, run, visit)
+        await stage.show(built, last=True)
     finally:
-        body.cancel()
-        await asyncio.gather(body, return_exceptions=True)
+        await stage.close()
     return built
 
 
-async def shown(built: LM, run: Run, visit: Visit) -> None:
-    """Run what a program built, and tell what comes of it."""
-    async with aclosing(follow(built, visit)) as states:
-        async for state in states:
-            if state is not built.state:
-                run.tell(state)
+class Stage:
+    """Where a watched program shows what it reads on its way, one thing after the other."""
+
+    def __init__(self, run: Run, visit: Visit) -> None:
+        self._run, self._visit = run, visit
+        self._turn = asyncio.Lock()
+        self._shows: set[asyncio.Task[None]] = set()
+        self.told: LM | None = None
+
+    def begin(self, lm: LM) -> asyncio.Task[None]:
+        """Show an lm that is read."""
+        self._shows.add(show := asyncio.ensure_future(self._in_turn(lm)))
+        show.add_done_callback(self._shows.discard)
+        return show
+
+    async def _in_turn(self, lm: LM) -> None:
+        async with self._turn:
+            with suppress(Exception):  # whoever reads it hears of it
+                await self.show(lm)
+
+    async def show(self, lm: LM, last: bool = False) -> None:
+        """Run an lm and tell what comes of it; the last state of all is told by the run's end."""
+        async with aclosing(follow(lm, self._visit)) as states:
+            async for node, state in states:
+                if not last or state is not lm.state:
+                    self.told = node
+                    self._run.tell(state)
+
+    async def ended(self) -> None:
+        """Wait until all that is read has been shown."""
+        await asyncio.gather(*self._shows, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Show nothing more."""
+        for show in list(self._shows):
+            show.cancel()
+        await self.ended()
 
 
 def continued(built: Any, start: LM, node: Any) -> LM:

@@ -16,7 +16,7 @@ from ..streams import arriving
 from . import rendering
 from .batches import outcomes, settled
 from .blocks import BLOCK, Stamp, note_added
-from .evaluation import INSIDE, read
+from .evaluation import INSIDE, Stage, read
 from .generation import UNFINISHED
 from .nodes import Apply, Assign, Gen, Node, Picture, Text, expression
 from .outputs import settings
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 NUMBERING = threading.Lock()
 KEPT = 1 << 20  # different nodes that one parent remembers having had
-Stage = asyncio.Queue[Any]
 EMPTY: Context = Context()
 NOTHING: dict[str, Any] = {}
 

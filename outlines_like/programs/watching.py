@@ -125,7 +125,7 @@ async def states(lm: LM, visit: Visit) -> Bursts:
     """The states of a program as events; the last is done."""
     last: State | None = None
     async with aclosing(follow(lm, visit)) as found:
-        async for state in found:
+        async for _, state in found:
             if state is not last and state is not lm.state:
                 yield [Event(0, last := state, False)]
     yield [Event(0, lm.final, True)]
