@@ -279,3 +279,24 @@ def test_a_program_whose_loop_has_ended_runs_again_for_the_next_reader(model):
     within(lambda: asyncio.run(main()))
     assert within(lambda: str(lm)) == "x"
     assert len(runs) == 2
+
+
+def test_blocking_beside_an_await_of_the_same_gen_works():
+    """Requests are made on the library's loop, so nothing waits for itself."""
+    asked = threading.Event()
+
+    async def run(rows):
+        while not asked.is_set():
+            await asyncio.sleep(0.001)
+        yield [ol.Event(0, ol.Completion("x", "stop"))]
+
+    lm = ol.models.Model("own", run, endpoint="here", defaults={}) + "a" + ol.gen("b")
+
+    async def main():
+        reading = asyncio.ensure_future(lm.get_async("b"))
+        while lm.running is None:
+            await asyncio.sleep(0)
+        asked.set()
+        return lm["b"], await reading
+
+    assert within(lambda: asyncio.run(main())) == ("x", "x")

@@ -93,7 +93,8 @@ async def follow(lm: LM, visit: Visit) -> AsyncGenerator[tuple[LM, State], None]
 def joined(lm: LM, visit: Visit) -> Run:
     """The run of a node, begun if it is not under way."""
     if lm.running is None:
-        lm.running = run = Run(visit, lambda: forget(lm))
+        host = visit.host if isinstance(lm.node, Apply) else None
+        lm.running = run = Run(host, lambda: forget(lm))
         try:
             begin(lm, run, visit)
         except Exception as error:

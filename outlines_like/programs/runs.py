@@ -28,10 +28,10 @@ class Visit(NamedTuple):
 class Run:
     """One node's states: run once, told to every reader, the latest first. When the last reader leaves, it stops."""
 
-    __slots__ = ("_error", "_forget", "_news", "_readers", "_trace", "host", "latest", "live", "over", "stop")
+    __slots__ = ("_error", "_forget", "_news", "_readers", "_trace", "host", "latest", "over", "stop")
 
-    def __init__(self, visit: Visit, forget: Callable[[], None]) -> None:
-        self.live, self.host = visit.live, visit.host
+    def __init__(self, host: Loop | None, forget: Callable[[], None]) -> None:
+        self.host = host
         self.latest: State | None = None
         self.over = False
         self.stop: Stop = lambda: None
