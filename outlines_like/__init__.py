@@ -74,3 +74,7 @@ __all__ = [  # noqa: RUF022  plain order
     "vectorize",
     "vote",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -19,6 +19,8 @@ from . import bridge
 from .layers import caching
 from .requests import Terms
 
+__all__ = ["at", "clear", "disabled", "enabled", "refresh"]
+
 T = TypeVar("T")
 FOLDER: ContextVar[str | None] = ContextVar("FOLDER", default=None)
 MODE: ContextVar[str] = ContextVar("MODE", default="use")
@@ -43,6 +45,11 @@ def at(folder: str | os.PathLike[str]) -> Setting[Any]:
     return Setting(FOLDER, str(Path(folder).expanduser().absolute()))
 
 
+def enabled() -> Setting[str]:
+    """Look answers up and keep them, as at the start: ends what ``disabled`` and ``refresh`` began."""
+    return Setting(MODE, "use")
+
+
 def disabled() -> Setting[str]:
     """Neither look answers up nor keep them, from now on or in a ``with`` block."""
     return Setting(MODE, "disabled")
@@ -64,3 +71,7 @@ def terms(live: bool = False, scope: str = "") -> Terms:
     if folder is None and (named := os.environ.get("OUTLINES_LIKE_CACHE")):
         folder = str(Path(named).expanduser().absolute())
     return Terms(folder, MODE.get(), live, scope)
+
+
+def __dir__() -> list[str]:
+    return __all__

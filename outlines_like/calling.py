@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass
@@ -193,8 +195,8 @@ class Stream(Generic[T]):
         self.close()
 
 
-def choose(options: Options, given: Mapping[str, Any]) -> Options:
-    """``options`` with those that are ``given``, checked."""
+def choose(options: Options, given: Mapping[str, Any], form: inspect.Signature) -> Options:
+    """``options`` with those that are ``given``, checked against the function's ``form``."""
     for name in given:
         if name not in Options._fields:
             raise TypeError(f"vectorize has no option {name!r}; it takes concurrency, {', '.join(Options._fields)}")
@@ -202,4 +204,31 @@ def choose(options: Options, given: Mapping[str, Any]) -> Options:
     if chosen.on_error not in ON_ERROR:
         raise ValueError(f"on_error={chosen.on_error!r}; it is one of {', '.join(map(repr, ON_ERROR))}")
     signature = parse(chosen.signature) if isinstance(chosen.signature, str) else chosen.signature
-    return chosen._replace(signature=signature, excluded=tuple(chosen.excluded))
+    excluded = (chosen.excluded,) if isinstance(chosen.excluded, (str, int)) else tuple(chosen.excluded)
+    check_excluded(excluded, form)
+    return chosen._replace(signature=signature, excluded=excluded, progress=shower(chosen.progress))
+
+
+def shower(progress: Any) -> Callable[[int, int], object] | None:
+    """What shows progress; ``True`` stands for a line on stderr."""
+    if progress is True:
+        return meter
+    if progress and not callable(progress):
+        raise TypeError(f"progress={progress!r}; it is True, or a function of rows done and rows in all")
+    return progress or None
+
+
+def check_excluded(excluded: Sequence[int | str], form: inspect.Signature) -> None:
+    """Only what the function takes can be excluded."""
+    if any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in form.parameters.values()):
+        return
+    for name in excluded:
+        if name not in form.parameters and name not in range(len(form.parameters)):
+            raise ValueError(
+                f"excluded={name!r} is no argument of the function, which takes {', '.join(form.parameters) or 'none'}"
+            )
+
+
+def meter(done: int, total: int) -> None:
+    """Show on one line of stderr how far a call is."""
+    print(f"\r{done:,} of {total:,} rows", end="\n" if done == total else "", file=sys.stderr, flush=True)

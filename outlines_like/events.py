@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -33,6 +34,10 @@ def stack(run: Elementwise, *layers: Layer) -> Elementwise:
     """Wrap ``run`` in ``layers``, innermost first: ``stack(f, g, h)`` is ``h(g(f))``."""
     for layer in layers:
         run = layer(run)
+        if inspect.isfunction(run) and not inspect.isasyncgenfunction(run):
+            raise TypeError(
+                f"{getattr(layer, '__name__', layer)} makes layers and is none; call it: retried(5), deduped(), cached()"
+            )
     return run
 
 

@@ -34,7 +34,8 @@ def to_array(value: Any) -> npt.NDArray[np.object_]:
     """The column's values as an object array; what is missing stays missing."""
     import numpy as np
 
-    cells = value.tolist() if hasattr(value, "tolist") else series(value).to_list()
+    column = series(value)
+    cells = value.tolist() if hasattr(value, "tolist") else column.to_list()
     return np.fromiter(cells, dtype=object, count=len(cells))
 
 
@@ -47,17 +48,35 @@ def index_of(value: Any) -> Any:
 def like(columns: Sequence[Any], values: Any) -> Any:
     """``values`` as a column like the first of ``columns``, under the same labels.
 
-    Text and missing values get the library's own text type; any other values stay the objects that they are.
+    It has the library's own type for them where that holds the very same values, else they stay objects.
     """
     import narwhals
 
     first, cells = series(columns[0]), values.tolist()
-    plain = all(cell is None or isinstance(cell, str) for cell in cells)
-    kind = narwhals.String() if plain else narwhals.Object()
-    made = narwhals.new_series(first.name, cells, kind, backend=first.implementation).to_native()
+    own = typed(first, cells)
+    made = own if own is not None else narwhals.new_series(first.name, cells, narwhals.Object(), backend=first.implementation)
+    native = made.to_native()
     if (labels := index_of(columns[0])) is not None:
-        made.index = labels
-    return made
+        native.index = labels
+    return native
+
+
+def typed(first: Any, cells: Sequence[Any]) -> Any:
+    """A column of a type that the library infers; None if that would change a value."""
+    import narwhals
+
+    try:
+        made = narwhals.new_series(first.name, cells, backend=first.implementation)
+    except Exception:  # each library refuses mixed values in a way of its own
+        return None
+    return made if all(map(same, made.to_list(), cells)) else None
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two cells hold equal values of one type, or are both missing."""
+    if other is None:
+        return one is None or one != one
+    return type(one) is type(other) and bool(one == other or one != one)
 
 
 def check_labels(columns: Sequence[Any]) -> None:

@@ -20,6 +20,7 @@ from .targets import FunctionTarget, Given, Plan, Target, answered, hasty
 
 T = TypeVar("T")
 Fn = Callable[..., Any]
+LATER: Any = object()  # the function comes with the next call: a decorator with arguments
 Scalar = str | bytes | int | float | Mapping[str, Any] | None
 
 
@@ -90,7 +91,7 @@ def lift(fn: Any, concurrency: int | None = None, **given: Any) -> Lifted[Any]:
     if not isinstance(fn, Lifted):
         fn = Lifted(target_of(fn), fn, Options())
     target = fn.target if concurrency is None else fn.target.bounded(concurrency)
-    return Lifted(target, fn.fn, choose(fn.options, given), fn.__signature__)
+    return Lifted(target, fn.fn, choose(fn.options, given, fn.__signature__), fn.__signature__)
 
 
 def target_of(fn: Any) -> Target:
@@ -133,7 +134,11 @@ class Vectorize:
     def __call__(self, fn: Callable[..., T], **options: Any) -> Lifted[T]: ...
     @overload
     def __call__(self, fn: Any, **options: Any) -> Lifted[Any]: ...
-    def __call__(self, fn: Any, *, concurrency: int | None = None, **options: Any) -> Lifted[Any]:
+    @overload
+    def __call__(self, **options: Any) -> Callable[[Callable[..., T]], Lifted[T]]: ...
+    def __call__(self, fn: Any = LATER, *, concurrency: int | None = None, **options: Any) -> Any:
+        if fn is LATER:
+            return functools.partial(self, concurrency=concurrency, **options)
         return lift(fn, concurrency, **options)
 
     def batched(self, fn: Fn, *, size: int = 32, concurrency: int = 1, **options: Any) -> Lifted[Any]:
@@ -144,7 +149,7 @@ class Vectorize:
         ['A', 'B']
         """
         target = FunctionTarget(fn, functools.partial(in_lists, count("size", size)), count("concurrency", concurrency))
-        return Lifted(target, fn, choose(Options(), options))
+        return Lifted(target, fn, choose(Options(), options, form_of(fn)))
 
 
 vectorize = Vectorize()
@@ -155,8 +160,8 @@ def elemwise(fn: Callable[..., Awaitable[T]], **options: Any) -> Lifted[T]: ...
 @overload
 def elemwise(fn: Callable[..., T], **options: Any) -> Lifted[T]: ...
 @overload
-def elemwise(fn: None = None, **options: Any) -> Callable[[Callable[..., T]], Lifted[T]]: ...
-def elemwise(fn: Fn | None = None, **options: Any) -> Any:
+def elemwise(**options: Any) -> Callable[[Callable[..., T]], Lifted[T]]: ...
+def elemwise(fn: Any = LATER, **options: Any) -> Any:
     """:class:`vectorize <Vectorize>` as a decorator, with or without arguments.
 
     >>> import outlines_like as ol
@@ -166,8 +171,6 @@ def elemwise(fn: Fn | None = None, **options: Any) -> Any:
     >>> shout(["a", "b"]).tolist()
     ['A', 'B']
     """
-    if fn is None:
-        return functools.partial(elemwise, **options)
     return vectorize(fn, **options)
 
 
@@ -179,4 +182,9 @@ def through(f: Any, *layers: Layer) -> Any:
     >>> model("hi")
     'HI'
     """
-    return f.layered(*layers) if isinstance(f, (Lifted, Target)) else stack(f, *layers)
+    for layer in layers:
+        if not callable(layer) or isinstance(layer, (Lifted, Target)):
+            raise TypeError(f"{layer!r:.60} is no layer; write through(f, layer, ...), the function or model first")
+    if inspect.isasyncgenfunction(f):
+        return stack(f, *layers)
+    return (f if isinstance(f, (Lifted, Target)) else vectorize(f)).layered(*layers)

@@ -117,6 +117,8 @@ def identity(fn: Fn) -> list[Any]:
         return [identity(fn.func), fn.args, fn.keywords]
     if isinstance(fn, types.MethodType):
         raise TypeError(f"{fn!r} belongs to an object, so its answers can't be stored; wrap it in a plain function")
+    if isinstance(fn, (type, types.MethodDescriptorType)) or isinstance(getattr(fn, "__self__", None), types.ModuleType):
+        return [getattr(fn, "__module__", ""), fn.__qualname__]  # a class, or a function that Python or an extension brings
     code = getattr(fn, "__code__", None)
     if not isinstance(code, types.CodeType):
         raise TypeError(f"{fn!r} has no stable name, so its answers can't be stored; wrap it in a plain function")

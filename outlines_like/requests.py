@@ -24,12 +24,24 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     def of(cls, turn: Message | Mapping[str, Any]) -> Message:
         """A message from a dict with ``role`` and ``content``, as chat servers write it."""
         fields = turn.wire() if isinstance(turn, Message) else turn
+        check_message(fields)
         rest = {name: native(value) for name, value in fields.items() if name not in ("role", "content")}
         return cls(str(fields["role"]), native(fields.get("content")), rest)
 
     def wire(self) -> dict[str, Any]:
         """The dict that chat servers read."""
         return {"role": self.role, "content": self.content, **self.extra}
+
+
+def check_message(fields: Mapping[str, Any]) -> None:
+    """A message says something, or calls a tool; a misspelt field must not pass for silence."""
+    content = fields.get("content")
+    if content is None and not {"tool_calls", "function_call"} & set(fields):
+        raise TypeError(
+            f"a message has no content; its fields are {', '.join(map(repr, fields))}, and the text goes into 'content'"
+        )
+    if content is not None and not isinstance(content, (str, list, tuple)):
+        raise TypeError(f"a message's content is {type(content).__name__} {content!r:.60}; it takes text, or a list of parts")
 
 
 def native(value: Any) -> Any:

@@ -7,7 +7,7 @@ import functools
 import inspect
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import aclosing, suppress
 from contextvars import copy_context
 from typing import Any
@@ -157,8 +157,13 @@ def in_lists(size: int, fn: Fn, concurrency: int) -> Elementwise:
 
 
 def apart(value: Any, start: int, n: int) -> Burst:
-    """The events of ``n`` rows from the list that a batch function returned for them."""
-    if not isinstance(value, Failure) and (not isinstance(value, Sequence) or isinstance(value, str) or len(value) != n):
-        size = f"{len(value)} values" if isinstance(value, Sequence) else type(value).__name__
-        value = Failure(ValueError(f"a batch function returned {size} for {n} rows; it must return a list of {n}"))
-    return [Event(start + k, value if isinstance(value, Failure) else value[k]) for k in range(n)]
+    """The events of ``n`` rows from the list or array that a batch function returned for them."""
+    if isinstance(value, Failure):
+        return [Event(start + k, value) for k in range(n)]
+    listed = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, Set, Iterator))
+    values = (value.tolist() if getattr(value, "ndim", 0) == 1 else list(value)) if listed else []
+    if listed and len(values) == n:
+        return [Event(start + k, item) for k, item in enumerate(values)]
+    size = f"{len(values)} values" if listed else type(value).__name__
+    wrong = Failure(ValueError(f"a batch function returned {size} for {n} rows; it must return a list of {n}"))
+    return [Event(start + k, wrong) for k in range(n)]

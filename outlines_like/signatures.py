@@ -103,9 +103,14 @@ def bind(form: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, An
     return found
 
 
+ELSEWHERE = {"n": "write samples=", **dict.fromkeys(("on_error", "fail_fast", "progress"), "it goes into vectorize(...)")}
+
+
 def hint(form: inspect.Signature, kwargs: Mapping[str, Any]) -> str:
     """A word on misspelt keywords."""
     for name in kwargs:
+        if name not in form.parameters and name in ELSEWHERE:
+            return f"; {ELSEWHERE[name]}"
         if name not in form.parameters and (near := nearest(name, [*form.parameters, "samples"])):
             return f"; did you mean {near!r}?"
     return ""

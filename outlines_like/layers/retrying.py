@@ -15,7 +15,7 @@ from ..events import Burst, Bursts, Elementwise, Event, Failure, Layer, subset
 
 def may_pass(error: Exception) -> bool:
     """Whether the same request may do better later."""
-    return isinstance(error, ModelError) and error.retryable
+    return error.retryable if isinstance(error, ModelError) else isinstance(error, (ConnectionError, TimeoutError))
 
 
 def backoff(attempt: int, errors: Collection[Exception]) -> float:
@@ -30,12 +30,17 @@ def backoff(attempt: int, errors: Collection[Exception]) -> float:
 def retried(
     attempts: int = 5,
     *,
-    on: Callable[[Exception], bool] = may_pass,
+    on: type[Exception] | tuple[type[Exception], ...] | Callable[[Exception], bool] = may_pass,
     wait: Callable[[int, Collection[Exception]], float] = backoff,
 ) -> Layer:
-    """Give rows whose failure may pass another go, ``attempts`` in all, unless they already spoke."""
+    """Give rows whose failure may pass another go, ``attempts`` in all, unless they already spoke.
+
+    ``on`` says which failures may pass: a type of errors, several, or a function of the error. By default they are those of
+    a server or a connection that may do better next time. ``wait`` gives the seconds before a next try.
+    """
 
     count("attempts", attempts)
+    passes = (lambda error: isinstance(error, on)) if isinstance(on, (type, tuple)) else on
 
     def layer(run: Elementwise) -> Elementwise:
         async def retried_run(rows: Sequence[Any]) -> Bursts:
@@ -45,7 +50,7 @@ def retried(
                 again: dict[int, Exception] = {}
                 async with aclosing(subset(run, rows, todo) if attempt > 1 else run(rows)) as bursts:
                     async for burst in bursts:
-                        if kept := burst if attempt == attempts else sift(burst, spoken, again, on):
+                        if kept := burst if attempt == attempts else sift(burst, spoken, again, passes):
                             yield kept
                 if not again:
                     return

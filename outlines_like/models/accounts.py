@@ -24,8 +24,11 @@ class Account:
     """
 
     def __init__(self, base_url: str | None, api_key: str | None, endpoint: str, headers: Mapping[str, str]) -> None:
-        base, key = base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI, api_key or os.environ.get("OPENAI_API_KEY", "")
-        parts = checked(base)
+        base = (os.environ.get("OPENAI_BASE_URL") or OPENAI) if base_url is None else base_url
+        key = os.environ.get("OPENAI_API_KEY", "") if api_key is None else api_key
+        if not isinstance(key, str):
+            raise TypeError(f"api_key= is {type(key).__name__}; it takes a text")
+        parts = checked(base.strip().removesuffix("/").removesuffix(PATHS[endpoint]))
         path = parts.path.rstrip("/") + PATHS[endpoint]
         shown = [(name, value) for name, value in parse_qsl(parts.query) if not TELLING.search(name)]
         self.place = urlunsplit((parts.scheme, parts.netloc, path, urlencode(shown), ""))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, overload
+
+from msgspec.structs import replace
 
 from ..arrays import Array, Call, is_conversation, is_message
 from ..bridge import hosted
@@ -19,9 +23,11 @@ from ..lifting import Lifted, Scalar
 from ..programs import LM, Watch
 from ..requests import Completion, Message, Request, Terms
 from ..signatures import parse
+from ..stops import cut, met, safe
 from ..targets import Given, Plan, missing
 from .parameters import COMMON, Check, checked, form
 
+TAKES = "give text, or a conversation (a list of dicts with 'role' and 'content')"
 SIGNATURE = parse("prompt:(), stop:(m?) -> ()")
 View = Callable[[Completion], Any]
 
@@ -41,14 +47,30 @@ def whole(completion: Completion) -> Completion:
     return completion
 
 
+def stopped(completion: Completion, stops: Sequence[str], done: bool) -> Completion:
+    """A completion as its stop strings leave it, also where a backend does not know them."""
+    if not done:
+        return replace(completion, text=safe(completion.text, stops))
+    if met(completion.text, stops) is None:
+        return completion
+    return replace(completion, text=cut(completion.text, stops), finish_reason="stop")
+
+
 def viewed(view: View) -> Layer:
     """Give of each completion what the caller asked for."""
+
+    def seen(row: Request, value: Any, done: bool) -> Any:
+        if isinstance(value, Failure):
+            return value
+        if not isinstance(value, Completion):
+            return Failure(TypeError(f"a backend's events hold Completions or Failures, not {type(value).__name__}"))
+        return view(stopped(value, row.params["stop"], done) if "stop" in row.params else value)
 
     def layer(run: Elementwise) -> Elementwise:
         async def viewed_run(rows: Sequence[Any]) -> Bursts:
             async with aclosing(run(rows)) as bursts:
                 async for burst in bursts:
-                    yield [Event(i, v if isinstance(v, Failure) else view(v), done) for i, v, done in burst]
+                    yield [Event(i, seen(rows[i], value, done), done) for i, value, done in burst]
 
         return viewed_run
 
@@ -71,13 +93,19 @@ class Model:
         backend: Elementwise,
         *,
         endpoint: str,
-        defaults: Mapping[str, Any],
+        defaults: Mapping[str, Any] = MappingProxyType({}),
         layers: Sequence[Layer] = (),
         parameters: Mapping[str, Check] = COMMON,
         view: View = text_of,
         chat: bool | None = None,
         prefill: bool = False,
     ) -> None:
+        if not any(map(inspect.isasyncgenfunction, (backend, type(backend).__call__))):
+            raise TypeError(
+                "a backend is an async generator function: it takes requests and yields lists of Event(row, Completion)"
+            )
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"a model's name is {name!r}; it takes a text that is not empty")
         self.name, self.endpoint, self.parameters, self.view = name, endpoint, parameters, view
         self.backend, self.layers = backend, tuple(layers)
         self.chat, self.prefill = chat, prefill
@@ -223,7 +251,9 @@ def prompt_of(value: Any) -> str | tuple[Message, ...]:
     if is_message(value):
         raise TypeError(f"a prompt is one message, {value!r:.80}; a conversation is a list of messages: put it in a list")
     kind = type(value).__name__
-    raise TypeError(f"a prompt is {kind} {value!r:.80}; give text, or a conversation (a list of dicts with 'role', 'content')")
+    shown = " ".join(repr(value).split())[:60]
+    hint = "make it a list" if isinstance(value, Iterable) and not isinstance(value, (bytes, dict)) else TAKES
+    raise TypeError(f"a prompt is {kind} {shown}; {hint if kind != 'DataFrame' else 'pick a column of it'}")
 
 
 def surrogate(error: UnicodeEncodeError) -> PromptError:

@@ -49,7 +49,7 @@ def fake(
     retries: int = 4,
     **defaults: Any,
 ) -> Model:
-    """A model that answers each request with ``answer(request)``, by default the prompt in capitals.
+    """A model that answers each request with ``answer(request)``: by default the prompt, ``request.text``, in capitals.
 
     ``log`` gets a list of requests for every call that reaches it; ``fail`` may give the error of a request; ``delay`` is the
     seconds that a call takes. With ``chat`` it reads conversations, with ``prefill`` it goes on in the
@@ -59,6 +59,9 @@ def fake(
     >>> ol.models.fake()(["hi", "there"]).tolist()
     ['HI', 'THERE']
     """
+
+    if not callable(answer):
+        raise TypeError(f"a fake's answer is {answer!r:.60}; give a function of a request, say lambda request: request.text")
 
     async def run(requests: Sequence[Request]) -> Bursts:
         if log is not None:

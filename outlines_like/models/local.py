@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 from collections.abc import Sequence
@@ -11,16 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from ..bridge import owned
+from ..checks import count
 from ..errors import NotFoundError
 from ..events import Bursts
 from ..layers import cached, deduped
 from ..requests import Request, digest
+from ..signatures import nearest
 from ..worker.wire import Setup
 from .base import Model
 from .boxes import SMOLLM2, smollm2
 from .pools import Pool
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 TEXTS = frozenset({".json", ".jinja", ".txt", ".model"})
 WEIGHTS = frozenset({".safetensors", ".bin", ".gguf"})
@@ -46,9 +50,15 @@ def transformers(
 
     The processes start with the first call and end with this one.
     """
-    if workers < 1 or dtype not in DTYPES:
-        raise ValueError(f"workers={workers!r}, dtype={dtype!r}; workers is at least 1, dtype one of {', '.join(DTYPES)}")
+    count("workers", workers)
+    if dtype not in DTYPES or not DEVICE.fullmatch(device):
+        raise ValueError(
+            f"dtype={dtype!r}, device={device!r}; dtype is one of {', '.join(DTYPES)}, device auto, cpu, cuda or mps"
+        )
     place = located(path)
+    for package in ("torch", "transformers"):
+        if importlib.util.find_spec(package) is None:
+            raise ImportError(f"local models need {package}, which is not installed: run pip install 'outlines_like[local]'")
     setup = Setup(str(place), device, dtype, raw, workers)
 
     async def run(rows: Sequence[Request]) -> Bursts:
@@ -75,7 +85,7 @@ def located(path: str | os.PathLike[str]) -> Path | str:
     folder = Path(name).expanduser()
     if (folder / "config.json").is_file():
         return folder.resolve()
-    if folder.exists() or isinstance(path, os.PathLike) or not HUB_NAME.fullmatch(name):
+    if folder.exists() or isinstance(path, os.PathLike) or not HUB_NAME.fullmatch(name) or nearest(name, [SMOLLM2]):
         lack = "has no config.json" if folder.exists() else "does not exist"
         raise NotFoundError(
             f"{name!r} is no model: {folder.absolute()} {lack}", hint=f"Give a folder, a name on the hub, or {SMOLLM2!r}."

@@ -16,6 +16,7 @@ import yarl
 from aiohttp.http import HttpProcessingError
 
 from .. import bridge
+from ..checks import count
 from ..errors import AuthenticationError, MalformedError, ModelError, NotFoundError, TimedOutError, UnreachableError
 from ..events import Burst, Bursts, Elementwise, Event, Failure, Layer, subset
 from ..layers import Limit, batched, cached, deduped, retried
@@ -260,7 +261,10 @@ class Remote:
             response.close()
         if 300 <= response.status < 400:
             return said, self._elsewhere(response)
-        return said, refusals.refusal(response.status, response.headers, said, mask=self.account.mask, now=time.time())
+        error = refusals.refusal(response.status, response.headers, said, mask=self.account.mask, now=time.time())
+        if isinstance(error, NotFoundError):
+            error.hint = f"Asked {self.account.place} for this model; check the model's name, and base_url= (most end in /v1)."
+        return said, error
 
     def _elsewhere(self, response: aiohttp.ClientResponse) -> ModelError:
         target = refusals.excerpt(response.headers.get("Location", "?").partition("?")[0], self.account.mask)
@@ -411,6 +415,10 @@ def openai(
     """
     if endpoint not in PATHS:
         raise ValueError(f"endpoint={endpoint!r}; it is {' or '.join(map(repr, PATHS))}")
+    for name, seconds in (("timeout", timeout), ("idle_timeout", idle_timeout)):
+        number(0)(name, seconds)
+    count("concurrency", concurrency)
+    count("retries", retries, 0)
     account = Account(base_url, api_key, endpoint, headers or {})
     remote = Remote(account, endpoint, Settings(concurrency, timeout, idle_timeout, trust_env, prefill))
     limit = sharing(("limit", account.name, model, concurrency), concurrency)
