@@ -2,15 +2,15 @@
 
 from .decorating import Program, program
 from .lm import LM
-from .states import Snapshot
+from .states import Part
 from .tables import captures, to_frame
 from .vocabulary import assistant, capture, gen, image, json, regex, select, system, user
 from .watching import Watch
 
 __all__ = [
     "LM",
+    "Part",
     "Program",
-    "Snapshot",
     "Watch",
     "assistant",
     "capture",

@@ -19,10 +19,10 @@ from ..requests import Completion, Request
 from ..running import is_async
 from ..streams import carrying, interleave
 from .blocks import BLOCK, LEDGER
-from .generation import answer, partial_part, prompt
+from .generation import answer, partial_piece, prompt
 from .nodes import Apply, Assign, Gen, Picture, Text
 from .runs import Run, Visit
-from .states import Captured, Part, State
+from .states import Captured, Piece, State
 
 if TYPE_CHECKING:
     from .lm import LM
@@ -48,9 +48,9 @@ def advanced(lm: LM, before: State) -> bool:
     """Give a node its state, if that takes nothing but the state before."""
     match lm.node:
         case Text(text):
-            lm.state = before.said(Part(text, lm.stamp))
+            lm.state = before.said(Piece(text, lm.stamp))
         case Picture(content):
-            lm.state = before.said(Part("", lm.stamp, content=content))
+            lm.state = before.said(Piece("", lm.stamp, content=content))
         case Assign(name, value, remove):
             lm.state = before.removed(name) if remove else before.assigned(name, Captured(value, str(value)))
     return lm.state is not None
@@ -123,7 +123,7 @@ def heard(lm: LM, run: Run, request: Request, value: Completion | Failure, done:
     if isinstance(value, Failure):
         run.fail(value.error)
     elif not done:
-        if (part := partial_part(lm, value)) is not None:
+        if (part := partial_piece(lm, value)) is not None:
             run.tell(lm.before.saying(part))
     else:
         try:

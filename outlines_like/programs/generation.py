@@ -9,7 +9,7 @@ from .. import stops
 from ..errors import ProgramError
 from ..requests import Completion, Message
 from .nodes import Gen
-from .states import Captured, Part, State
+from .states import Captured, Piece, State
 
 if TYPE_CHECKING:
     from .lm import LM
@@ -39,13 +39,13 @@ def cut_here(node: Gen) -> list[str]:
     return list(node.params.get("stop", ())) if node.stop_text else []
 
 
-def partial_part(lm: LM, completion: Completion) -> Part | None:
+def partial_piece(lm: LM, completion: Completion) -> Piece | None:
     """What may be shown of an answer under way; nothing where it may yet be cut or refused."""
     node = lm.node
     assert isinstance(node, Gen)
     if not node.form.shown or node.stop_regex:
         return None
-    return Part(stops.safe(completion.text, cut_here(node)), lm.stamp, True, node.name)
+    return Piece(stops.safe(completion.text, cut_here(node)), lm.stamp, True, node.name)
 
 
 def answer(lm: LM, completion: Completion) -> State:
@@ -54,7 +54,7 @@ def answer(lm: LM, completion: Completion) -> State:
     assert isinstance(node, Gen)
     text, stop = ended(node, completion.text)
     reading = node.form.read(text)
-    part = Part(reading.text, lm.stamp, True, node.name)
+    part = Piece(reading.text, lm.stamp, True, node.name)
     capture = Captured(reading.value, reading.text, completion)
     state = lm.before.answered(part, capture, completion, list_append=node.list_append)
     return state.assigned(node.stop_text, Captured(stop, stop or "")) if node.stop_text else state

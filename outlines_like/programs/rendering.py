@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from .states import Part, State
+from .states import Piece, State
 
 CELL = "border-left:3px solid {};padding:2px 8px;margin:4px 0;white-space:pre-wrap;overflow-wrap:anywhere"
 COLORS = {"system": "#999", "user": "#4a7", "assistant": "#47a"}
@@ -18,13 +18,13 @@ def html(state: State) -> str:
     return f'<div class="outlines-like">{"".join(turns)}</div>'
 
 
-def turn(role: str | None, parts: list[Part]) -> str:
+def turn(role: str | None, parts: list[Piece]) -> str:
     """One turn."""
     head = f'<div style="{ROLE}">{escape(role)}</div>' if role else ""
     return f'<div style="{CELL.format(COLORS.get(role or "", "#ccc"))}">{head}{"".join(map(piece, parts))}</div>'
 
 
-def piece(part: Part) -> str:
+def piece(part: Piece) -> str:
     """One part of a turn."""
     if part.content is not None:
         return image(str(part.content.get("image_url", {}).get("url", "")))

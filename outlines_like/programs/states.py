@@ -12,7 +12,7 @@ from ..requests import Completion, Message
 from .blocks import Capturing, Stamp, Turn
 
 
-class Part(NamedTuple):
+class Piece(NamedTuple):
     """A piece of a program's text: given, generated, or an image."""
 
     text: str
@@ -72,13 +72,13 @@ class State:
     """All that was said up to a node: the state before it, and one part more."""
 
     before: State | None = None
-    part: Part | None = None
+    part: Piece | None = None
     captures: Mapping[str, Captured] = field(default_factory=dict)
     held: tuple[Held, ...] = ()
     open: Open | None = None
     spent: Spent = NOTHING
 
-    def said(self, part: Part) -> State:
+    def said(self, part: Piece) -> State:
         """The state after one more part."""
         if not self.held and not part.stamp.captures:
             return State(self, part, self.captures, (), None, self.spent)
@@ -90,13 +90,13 @@ class State:
         held_now = tuple(Held(block, texts.get(block, "") + part.text) for block in part.stamp.captures)
         return State(self, part, captures, held_now, None, self.spent)
 
-    def saying(self, part: Part) -> State:
+    def saying(self, part: Piece) -> State:
         """The state in the middle of a generated part."""
         grown = self.said(part)
         named = Open(part.name, part.text) if part.name else None
         return State(self, part, grown.captures, grown.held, named, self.spent)
 
-    def answered(self, part: Part, capture: Captured, completion: Completion, *, list_append: bool) -> State:
+    def answered(self, part: Piece, capture: Captured, completion: Completion, *, list_append: bool) -> State:
         """The state after a generated part."""
         grown = self.said(part)
         captures = captured(grown.captures, part.name, capture, list_append) if part.name else grown.captures
@@ -117,7 +117,7 @@ class State:
             captures = captured(captures, block.name, Captured(text, text), block.list_append)
         return captures
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[Piece]:
         """Everything said, in order."""
         found = []
         state: State | None = self
@@ -132,7 +132,7 @@ class State:
         """Everything said, turn under turn."""
         return "\n".join("".join(part.text for part in turn) for _, turn in self.turns())
 
-    def turns(self) -> Iterator[tuple[Turn | None, list[Part]]]:
+    def turns(self) -> Iterator[tuple[Turn | None, list[Piece]]]:
         """The parts of each turn. Turns in which nothing was said are left out."""
         spoken = (part for part in self.parts() if part.text or part.content)
         for turn, parts in groupby(spoken, lambda part: part.stamp.turn):
@@ -160,7 +160,7 @@ def captured(captures: Mapping[str, Captured], name: str, new: Captured, list_ap
     return {**captures, name: new}
 
 
-def content(parts: list[Part]) -> Any:
+def content(parts: list[Piece]) -> Any:
     """A turn's content: text, or a list of pieces where there are images."""
     if not any(part.content for part in parts):
         return "".join(part.text for part in parts)
@@ -174,7 +174,7 @@ def content(parts: list[Part]) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class Part:
     """A program as it stands at one moment of its run; it never changes.
 
     ``text`` is all text so far and ``delta`` what has come since the snapshot before; ``captures`` has the values of finished
@@ -192,10 +192,10 @@ class Snapshot:
         return self.text
 
 
-def snapshot(state: State, before: str, done: bool) -> Snapshot:
+def part_of(state: State, before: str, done: bool) -> Part:
     """A state as readers see it, after they have seen the text ``before``."""
     text = state.text
     captures = state.closed() if done else state.captures
     values = MappingProxyType({name: captured.value for name, captured in captures.items()})
     running = None if done else state.open or next((Open(block.name, said) for block, said in reversed(state.held)), None)
-    return Snapshot(text, text[len(before) :], values, running, state.spent, done)
+    return Part(text, text[len(before) :], values, running, state.spent, done)

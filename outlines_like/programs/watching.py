@@ -13,18 +13,18 @@ from ..events import Bursts, Event
 from ..streams import arriving
 from .evaluation import follow
 from .runs import Visit
-from .states import Snapshot, State, snapshot
+from .states import Part, State, part_of
 
 if TYPE_CHECKING:
     from .lm import LM
 
-Look = Callable[[Snapshot], Any]
+Look = Callable[[Part], Any]
 
 
 class Watch:
     """A program that is watched instead of waited for: ``lm.stream() + f()``, for ``for`` and for ``async for``.
 
-    Each item is a :class:`Snapshot`. Nothing runs until it is iterated; iterating again tells again what is known. Leaving
+    Each item is a :class:`Part`. Nothing runs until it is iterated; iterating again tells again what is known. Leaving
     early, by ``break``, ``close()`` or the end of a ``with`` block, cancels what is under way.
     """
 
@@ -38,27 +38,27 @@ class Watch:
     def _bursts(self, visit: Visit) -> Bursts:
         return bridge.hosted(lambda rows: states(self.lm, visit))([self.lm])
 
-    def _snapshots(self) -> Iterator[Snapshot]:
+    def _snapshots(self) -> Iterator[Part]:
         visit, text = Visit(live=True, blocked=self.lm.unblocked("lm.stream()")), ""
         with closing(bridge.iterate(self._bursts(visit))) as bursts:
             for burst in bursts:
                 for event in burst:
-                    seen = snapshot(event.value, text, event.done)
+                    seen = part_of(event.value, text, event.done)
                     text = seen.text
                     yield seen
 
-    def __iter__(self) -> Iterator[Snapshot]:
+    def __iter__(self) -> Iterator[Part]:
         snapshots = self._snapshots()
         self._open.add(snapshots)
         return snapshots
 
-    async def __aiter__(self) -> AsyncIterator[Snapshot]:
+    async def __aiter__(self) -> AsyncIterator[Part]:
         visit, text = Visit(live=True, host=asyncio.get_running_loop()), ""
         with arriving():
             async with aclosing(self._bursts(visit)) as bursts:
                 async for burst in bursts:
                     for event in burst:
-                        seen = snapshot(event.value, text, event.done)
+                        seen = part_of(event.value, text, event.done)
                         text = seen.text
                         yield seen
 
@@ -104,7 +104,7 @@ class Known:
     def __init__(self, name: str) -> None:
         self._name, self._told = name, (0, "")
 
-    def news(self, seen: Snapshot) -> list[str]:
+    def news(self, seen: Part) -> list[str]:
         """What a snapshot adds: the text so far, if it is another one."""
         value = seen.captures.get(self._name)
         finished = value if isinstance(value, list) else [value] if self._name in seen.captures else []

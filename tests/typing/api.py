@@ -154,7 +154,7 @@ async def programs() -> None:
     assert_type(await lm, ol.LM)
     assert_type(lm.set("x", 1).remove("x").retry().run(), ol.LM)
     for part in model.stream() + tell("fish"):
-        assert_type(part, ol.Snapshot)
+        assert_type(part, ol.Part)
         assert_type(part.delta, str)
     async for text in (lm.stream() + tell("fish")).only("story"):
         assert_type(text, str)
