@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from ..bridge import ERRAND, Errand, home
 from ..errors import BlockingError, ProgramError
 from ..events import Bursts, Event, Failure
-from ..requests import Completion, Request
+from ..requests import Completion
 from ..running import is_async
 from ..streams import carrying, interleave
 from .blocks import BLOCK, LEDGER
@@ -81,7 +81,7 @@ async def follow(lm: LM, visit: Visit) -> AsyncGenerator[tuple[LM, State], None]
     for node in pending(lm):
         if node.state is not None or advanced(node, node.before):
             continue
-        if node.parent is not None and node.before is not shown and node.before.part is not None:
+        if node.parent is not None and node.before is not shown and node.before.piece is not None:
             yield node.parent, node.before
         async with aclosing(joined(node, visit).states()) as states:
             async for shown in states:
@@ -113,18 +113,18 @@ def begin(lm: LM, run: Run, visit: Visit) -> None:
     """Have a node run."""
     if isinstance(lm.node, Gen):
         request = lm.source.model.request(prompt(lm), lm.params, replace(lm.terms, live=visit.live))
-        run.stop = lm.source.pool.ask(request, partial(heard, lm, run, request))
+        run.stop = lm.source.pool.ask(request, partial(heard, lm, run))
     else:
         run.stop = asyncio.ensure_future(applied(lm, run, visit)).cancel
 
 
-def heard(lm: LM, run: Run, request: Request, value: Completion | Failure, done: bool) -> None:
+def heard(lm: LM, run: Run, value: Completion | Failure, done: bool) -> None:
     """Take in what the model says."""
     if isinstance(value, Failure):
         run.fail(value.error)
     elif not done:
-        if (part := partial_piece(lm, value)) is not None:
-            run.tell(lm.before.saying(part))
+        if (piece := partial_piece(lm, value)) is not None:
+            run.tell(lm.before.saying(piece))
     else:
         try:
             lm.state = answer(lm, value)

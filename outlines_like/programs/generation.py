@@ -54,9 +54,9 @@ def answer(lm: LM, completion: Completion) -> State:
     assert isinstance(node, Gen)
     text, stop = ended(node, completion.text)
     reading = node.form.read(text)
-    part = Piece(reading.text, lm.stamp, True, node.name)
+    piece = Piece(reading.text, lm.stamp, True, node.name)
     capture = Captured(reading.value, reading.text, completion)
-    state = lm.before.answered(part, capture, completion, list_append=node.list_append)
+    state = lm.before.answered(piece, capture, completion, list_append=node.list_append)
     return state.assigned(node.stop_text, Captured(stop, stop or "")) if node.stop_text else state
 
 

@@ -14,25 +14,25 @@ GENERATED = "background:rgba(80,160,255,.18)"
 
 def html(state: State) -> str:
     """The conversation turn by turn, what was generated marked, captures named. All text is escaped."""
-    turns = [turn(found.role if found else None, parts) for found, parts in state.turns()]
+    turns = [turn(found.role if found else None, pieces) for found, pieces in state.turns()]
     return f'<div class="outlines-like">{"".join(turns)}</div>'
 
 
-def turn(role: str | None, parts: list[Piece]) -> str:
+def turn(role: str | None, pieces: list[Piece]) -> str:
     """One turn."""
     head = f'<div style="{ROLE}">{escape(role)}</div>' if role else ""
-    return f'<div style="{CELL.format(COLORS.get(role or "", "#ccc"))}">{head}{"".join(map(piece, parts))}</div>'
+    return f'<div style="{CELL.format(COLORS.get(role or "", "#ccc"))}">{head}{"".join(map(shown, pieces))}</div>'
 
 
-def piece(part: Piece) -> str:
-    """One part of a turn."""
-    if part.content is not None:
-        return image(str(part.content.get("image_url", {}).get("url", "")))
-    if not part.generated:
-        return escape(part.text)
-    title = f' title="{escape(part.name)}"' if part.name else ""
-    name = f'<sub style="{ROLE}">{escape(part.name)}</sub>' if part.name else ""
-    return f'<span style="{GENERATED}"{title}>{escape(part.text)}</span>{name}'
+def shown(piece: Piece) -> str:
+    """One piece of a turn."""
+    if piece.content is not None:
+        return image(str(piece.content.get("image_url", {}).get("url", "")))
+    if not piece.generated:
+        return escape(piece.text)
+    title = f' title="{escape(piece.name)}"' if piece.name else ""
+    name = f'<sub style="{ROLE}">{escape(piece.name)}</sub>' if piece.name else ""
+    return f'<span style="{GENERATED}"{title}>{escape(piece.text)}</span>{name}'
 
 
 def image(url: str) -> str:

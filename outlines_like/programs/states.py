@@ -69,38 +69,38 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class State:
-    """All that was said up to a node: the state before it, and one part more."""
+    """All that was said up to a node: the state before it, and one piece more."""
 
     before: State | None = None
-    part: Piece | None = None
+    piece: Piece | None = None
     captures: Mapping[str, Captured] = field(default_factory=dict)
     held: tuple[Held, ...] = ()
     open: Open | None = None
     spent: Spent = NOTHING
 
-    def said(self, part: Piece) -> State:
-        """The state after one more part."""
-        if not self.held and not part.stamp.captures:
-            return State(self, part, self.captures, (), None, self.spent)
+    def said(self, piece: Piece) -> State:
+        """The state after one more piece."""
+        if not self.held and not piece.stamp.captures:
+            return State(self, piece, self.captures, (), None, self.spent)
         captures = self.captures
         for held in self.held:
-            if held.capturing not in part.stamp.captures:
+            if held.capturing not in piece.stamp.captures:
                 captures = captured(captures, held.capturing.name, Captured(held.text, held.text), held.capturing.list_append)
         texts = dict(self.held)
-        held_now = tuple(Held(block, texts.get(block, "") + part.text) for block in part.stamp.captures)
-        return State(self, part, captures, held_now, None, self.spent)
+        held_now = tuple(Held(block, texts.get(block, "") + piece.text) for block in piece.stamp.captures)
+        return State(self, piece, captures, held_now, None, self.spent)
 
-    def saying(self, part: Piece) -> State:
-        """The state in the middle of a generated part."""
-        grown = self.said(part)
-        named = Open(part.name, part.text) if part.name else None
-        return State(self, part, grown.captures, grown.held, named, self.spent)
+    def saying(self, piece: Piece) -> State:
+        """The state in the middle of a generated piece."""
+        grown = self.said(piece)
+        named = Open(piece.name, piece.text) if piece.name else None
+        return State(self, piece, grown.captures, grown.held, named, self.spent)
 
-    def answered(self, part: Piece, capture: Captured, completion: Completion, *, list_append: bool) -> State:
-        """The state after a generated part."""
-        grown = self.said(part)
-        captures = captured(grown.captures, part.name, capture, list_append) if part.name else grown.captures
-        return State(self, part, captures, grown.held, None, self.spent.plus(completion))
+    def answered(self, piece: Piece, capture: Captured, completion: Completion, *, list_append: bool) -> State:
+        """The state after a generated piece."""
+        grown = self.said(piece)
+        captures = captured(grown.captures, piece.name, capture, list_append) if piece.name else grown.captures
+        return State(self, piece, captures, grown.held, None, self.spent.plus(completion))
 
     def assigned(self, name: str, capture: Captured) -> State:
         """The state with a capture set."""
@@ -117,37 +117,37 @@ class State:
             captures = captured(captures, block.name, Captured(text, text), block.list_append)
         return captures
 
-    def parts(self) -> list[Piece]:
+    def pieces(self) -> list[Piece]:
         """Everything said, in order."""
         found = []
         state: State | None = self
         while state is not None:
-            if state.part is not None:
-                found.append(state.part)
+            if state.piece is not None:
+                found.append(state.piece)
             state = state.before
         return found[::-1]
 
     @property
     def text(self) -> str:
         """Everything said, turn under turn."""
-        return "\n".join("".join(part.text for part in turn) for _, turn in self.turns())
+        return "\n".join("".join(piece.text for piece in turn) for _, turn in self.turns())
 
     def turns(self) -> Iterator[tuple[Turn | None, list[Piece]]]:
-        """The parts of each turn. Turns in which nothing was said are left out."""
-        spoken = (part for part in self.parts() if part.text or part.content)
-        for turn, parts in groupby(spoken, lambda part: part.stamp.turn):
-            yield turn, list(parts)
+        """The pieces of each turn. Turns in which nothing was said are left out."""
+        spoken = (piece for piece in self.pieces() if piece.text or piece.content)
+        for turn, pieces in groupby(spoken, lambda piece: piece.stamp.turn):
+            yield turn, list(pieces)
 
     def messages(self) -> tuple[Message, ...]:
         """The turns as chat servers read them."""
-        return tuple(Message(turn.role if turn else "user", content(parts)) for turn, parts in self.turns())
+        return tuple(Message(turn.role if turn else "user", content(pieces)) for turn, pieces in self.turns())
 
     def speaker(self) -> Turn | None:
         """Whose turn was the last in which anything was said."""
         state: State | None = self
-        while state is not None and (state.part is None or not (state.part.text or state.part.content)):
+        while state is not None and (state.piece is None or not (state.piece.text or state.piece.content)):
             state = state.before
-        return state.part.stamp.turn if state is not None and state.part is not None else None
+        return state.piece.stamp.turn if state is not None and state.piece is not None else None
 
 
 def captured(captures: Mapping[str, Captured], name: str, new: Captured, list_append: bool) -> Mapping[str, Captured]:
@@ -160,17 +160,17 @@ def captured(captures: Mapping[str, Captured], name: str, new: Captured, list_ap
     return {**captures, name: new}
 
 
-def content(parts: list[Piece]) -> Any:
-    """A turn's content: text, or a list of pieces where there are images."""
-    if not any(part.content for part in parts):
-        return "".join(part.text for part in parts)
-    pieces: list[Any] = []
-    for is_image, group in groupby(parts, lambda part: part.content is not None):
+def content(pieces: list[Piece]) -> Any:
+    """A turn's content: text, or a list where there are images."""
+    if not any(piece.content for piece in pieces):
+        return "".join(piece.text for piece in pieces)
+    listed: list[Any] = []
+    for is_image, group in groupby(pieces, lambda piece: piece.content is not None):
         if is_image:
-            pieces += [part.content for part in group]
+            listed += [piece.content for piece in group]
         else:
-            pieces.append({"type": "text", "text": "".join(part.text for part in group)})
-    return pieces
+            listed.append({"type": "text", "text": "".join(piece.text for piece in group)})
+    return listed
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, closing
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
@@ -17,8 +17,6 @@ from .states import Part, State, part_of
 
 if TYPE_CHECKING:
     from .lm import LM
-
-Look = Callable[[Part], Any]
 
 
 class Watch:
