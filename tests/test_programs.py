@@ -685,6 +685,13 @@ def test_what_a_gen_stopped_at_can_be_kept():
     assert lm.captures == {"a": "one, ", "a_stop_text": "two"}
 
 
+def test_why_an_answer_ended_can_be_seen():
+    lm = answering("one two three") + ol.gen("a", max_tokens=2) + ol.gen("b")
+    assert [lm.completion(name).finish_reason for name in "ab"] == ["length", "stop"]
+    with pytest.raises(ol.errors.ProgramError, match="'c' is no answer of a model's"):
+        lm.set("c", 1).completion("c")
+
+
 def test_a_log_probability_that_nobody_told_is_an_error(echo):
     with pytest.raises(ol.errors.ProgramError, match="gives no log-probability for 'a'"):
         (echo + "x" + ol.gen("a")).log_prob("a")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from .. import bridge, cache
 from ..errors import BlockingError, ProgramError
 from ..occasions import scope
-from ..requests import Message, Terms, digest
+from ..requests import Completion, Message, Terms, digest
 from ..streams import arriving
 from . import rendering
 from .batches import outcomes, settled
@@ -253,10 +253,16 @@ class LM:
         """The text of a capture as the model wrote it; of a list, a list of texts."""
         return self._captured(name).text
 
+    def completion(self, name: str) -> Completion:
+        """The model's answer behind a capture (the last one of a list): text, finish_reason, usage, cached."""
+        completion = self._captured(name).completion
+        if completion is None:
+            raise ProgramError(f"the capture {name!r} is no answer of a model's; only a gen's is")
+        return completion  # type: ignore[no-any-return]
+
     def log_prob(self, name: str) -> float:
         """The log-probability of a generated capture, where its model tells it."""
-        completion = self._captured(name).completion
-        value = getattr(completion, "log_prob", None)
+        value = getattr(self.completion(name), "log_prob", None)
         if value is None:
             raise ProgramError(f"{self.model} gives no log-probability for {name!r}")
         return float(value)
