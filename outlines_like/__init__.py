@@ -31,6 +31,22 @@ from .operators import (
     zip_latest,
 )
 from .pipes import pipe
+from .programs import (
+    LM,
+    Part,
+    assistant,
+    capture,
+    captures,
+    gen,
+    image,
+    json,
+    program,
+    regex,
+    select,
+    system,
+    to_frame,
+    user,
+)
 from .requests import Completion, Message, Request, Usage
 from .sampling import Vote, until_decided, vote
 from .streaming import Stream
@@ -39,16 +55,18 @@ from .watching import watch
 
 __version__ = "0.1.0"
 
-__all__ = [
+__all__ = [  # noqa: RUF022  plain order
     "Completion",
     "Elementwise",
     "Event",
     "Failure",
+    "LM",
     "Layer",
     "Leaf",
     "Limit",
     "Message",
     "OutlinesError",
+    "Part",
     "Plan",
     "Request",
     "RowErrors",
@@ -57,12 +75,15 @@ __all__ = [
     "Usage",
     "Vote",
     "acollect",
+    "assistant",
     "batched",
     "by_row",
     "cache",
     "cached",
     "chunks",
     "collect",
+    "capture",
+    "captures",
     "deduped",
     "deltas",
     "elemwise",
@@ -72,6 +93,9 @@ __all__ = [
     "first",
     "guarded",
     "latest",
+    "gen",
+    "image",
+    "json",
     "limited",
     "lines",
     "map_values",
@@ -86,12 +110,18 @@ __all__ = [
     "stop_when",
     "stream",
     "take",
+    "program",
+    "regex",
+    "select",
+    "system",
     "tapped",
     "tee",
     "throttle",
     "through",
     "timeout",
     "until_decided",
+    "to_frame",
+    "user",
     "vectorize",
     "vote",
     "watch",

@@ -67,8 +67,10 @@ def clear() -> None:
 
 def terms(live: bool = False, scope: str = "") -> Terms:
     """The terms of a call that is made just now."""
-    folder = FOLDER.get() or os.environ.get("OUTLINES_LIKE_CACHE") or None
-    return Terms(folder and str(Path(folder).expanduser().absolute()), MODE.get(), live, scope)
+    folder = FOLDER.get()
+    if folder is None and (named := os.environ.get("OUTLINES_LIKE_CACHE")):
+        folder = str(Path(named).expanduser().absolute())
+    return Terms(folder, MODE.get(), live, scope)
 
 
 def __dir__() -> list[str]:

@@ -4,6 +4,7 @@ OutlinesError
 ├── ShapeError            arguments that do not broadcast, ragged lists (also a ValueError)
 ├── SignatureError        a signature text that says nothing (also a ValueError)
 ├── BlockingError         a blocking call where it would wait for itself (also a RuntimeError)
+├── ProgramError          a program that says nothing, or something that its model can't do (also a RuntimeError)
 ├── RowErrors             some rows of a call failed (also an ExceptionGroup)
 └── ModelError            a model did not answer one request
     ├── BadRequestError           the request itself is at fault
@@ -44,6 +45,10 @@ class SignatureError(OutlinesError, ValueError):
 
 class BlockingError(OutlinesError, RuntimeError):
     """A blocking call on the event loop that would have to answer it."""
+
+
+class ProgramError(OutlinesError, RuntimeError):
+    """A program that says nothing, or something that its model can't do."""
 
 
 class RowErrors(OutlinesError, ExceptionGroup[Exception]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .errors import ShapeError
@@ -84,3 +84,14 @@ def check_labels(columns: Sequence[Any]) -> None:
     labels = [index for column in columns if (index := index_of(column)) is not None]
     if any(not index.equals(labels[0]) for index in labels[1:]):
         raise ShapeError("two Series have different indexes; align them first, or pass .to_numpy() to match them by position")
+
+
+def table(columns: Mapping[str, Sequence[Any]]) -> Any:
+    """A data frame of pandas, or of polars where there is no pandas."""
+    try:
+        import pandas
+    except ImportError:
+        import polars
+
+        return polars.DataFrame(columns, strict=False)
+    return pandas.DataFrame(columns)

@@ -18,6 +18,7 @@ LEVELS = [
     {"streaming"},
     {"lifting", "operators"},
     {"pipes"},
+    {"programs"},
     {"models"},
     {"sampling", "watching"},
 ]
@@ -113,7 +114,7 @@ def test_each_guest_has_its_room(guest):
 def test_no_module_shares_a_name_with_something_its_package_exports():
     import importlib
 
-    for package in ("", "layers", "models", "store", "worker"):
+    for package in ("", "layers", "models", "programs", "store", "worker"):
         names = {path.stem for path in (ROOT / package).iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
         whole = importlib.import_module(f"outlines_like.{package}".rstrip("."))
         exported = {name for name in getattr(whole, "__all__", []) if not isinstance(getattr(whole, name), type(importlib))}

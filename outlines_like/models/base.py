@@ -20,6 +20,7 @@ from ..events import Bursts, Elementwise, Event, Failure, Layer, Snapshot, stack
 from ..layers import batched, guarded
 from ..layers.caching import known
 from ..lifting import Lifted, Scalar
+from ..programs import LM, Watch
 from ..requests import Completion, Message, Request, Terms
 from ..signatures import parse
 from ..stops import cut, met, safe
@@ -98,6 +99,8 @@ class Model:
         parameters: Mapping[str, Check] = COMMON,
         view: View = text_of,
         concurrency: int | None = None,
+        chat: bool | None = None,
+        prefill: bool = False,
     ) -> None:
         if not any(map(inspect.isasyncgenfunction, (backend, type(backend).__call__))):
             raise TypeError(
@@ -108,6 +111,7 @@ class Model:
         self.name, self.endpoint, self.parameters, self.view = name, endpoint, parameters, view
         self.concurrency = concurrency
         self.backend, self.layers = backend, tuple(layers)
+        self.chat, self.prefill = chat, prefill
         self.defaults = checked(defaults, parameters)
         self.__signature__ = form(parameters)
         self._run = stack(hosted(stack(backend, guarded, *layers)), viewed(view))
@@ -123,16 +127,24 @@ class Model:
         last: tuple[Mapping[str, Any] | None, dict[str, Any]] = (None, {})
         for call in calls:
             if call.kwargs is not last[0]:
-                last = (call.kwargs, {**self.defaults, **checked(call.kwargs, self.parameters)})
+                last = (call.kwargs, self.settings(call.kwargs))
             rows += self._draws(call.args[0], last[1], 1 if samples is None else samples, terms, seen)
         return rows
+
+    def settings(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """All parameters of a call for which ``params`` are given, checked."""
+        return {**self.defaults, **checked(params, self.parameters)}
+
+    def request(self, prompt: str | tuple[Message, ...], params: dict[str, Any], terms: Terms) -> Request:
+        """One call with ``params`` from :meth:`settings`."""
+        return Request(self.endpoint, self.name, prompt, params, 0, 0, terms)
 
     def _draws(self, prompt: Any, params: dict[str, Any], count: int, terms: Terms, seen: Counter[str]) -> list[Any]:
         """``count`` samples of one prompt."""
         if missing(prompt):
             return [Given(None)] * count
         try:
-            first = Request(self.endpoint, self.name, prompt_of(prompt), params, 0, 0, terms)
+            first = self.request(prompt_of(prompt), params, terms)
         except UnicodeEncodeError as error:
             return [Given(Failure(surrogate(error)))] * count
         occurrence = seen[first.stem]
@@ -170,6 +182,8 @@ class Model:
             parameters=self.parameters,
             view=view or self.view,
             concurrency=concurrency or self.concurrency,
+            chat=self.chat,
+            prefill=self.prefill,
         )
 
     @cached_property
@@ -198,13 +212,35 @@ class Model:
         """The same, awaited."""
         return await self._lifted.acall(prompt, samples=samples, **params)
 
-    def stream(self, prompt: Any, *, samples: int | None = None, **params: Any) -> Stream[Snapshot[str]]:
-        """Watch ``(index, text so far, done)`` as it comes."""
-        return self._lifted.stream(prompt, samples=samples, **params)
+    @overload
+    def stream(self) -> Watch: ...
+    @overload
+    def stream(self, prompt: Any, *, samples: int | None = None, **params: Any) -> Stream[Snapshot[str]]: ...
+    def stream(self, *prompt: Any, samples: int | None = None, **params: Any) -> Stream[Snapshot[str]] | Watch:
+        """Watch ``(index, text so far, done)`` as it comes. Without a prompt: watch the program that is added to this."""
+        if not prompt and not params:
+            return self.program.stream()
+        return self._lifted.stream(*prompt, samples=samples, **params)
 
     def plan(self, prompt: Any, *, samples: int | None = None, **params: Any) -> Plan:
         """What a call would do: rows, cached, unique, calls."""
         return self._lifted.plan(prompt, samples=samples, **params)
+
+    @cached_property
+    def program(self) -> LM:
+        """The empty program: what ``model + x`` begins with."""
+        return LM.of(self)
+
+    def __add__(self, other: Any) -> LM:
+        return self.program.grown(other)
+
+    def run_batched(self, programs: Iterable[Any], *, on_error: str = "raise", concurrency: int = 256) -> list[Any]:
+        """``[model + p for p in programs]``, run at the same time. See :meth:`LM.run_batched`."""
+        return self.program.run_batched(programs, on_error=on_error, concurrency=concurrency)
+
+    async def async_run_batched(self, programs: Iterable[Any], *, on_error: str = "raise", concurrency: int = 256) -> list[Any]:
+        """The same, awaited."""
+        return await self.program.async_run_batched(programs, on_error=on_error, concurrency=concurrency)
 
     def __repr__(self) -> str:
         return f"<model {self.name!r} at {self.endpoint}>"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..arrays import plain
@@ -14,7 +14,10 @@ from ..occasions import identity, text_of
 from ..requests import Completion, Request, Usage, digest
 from ..stops import cut
 from .base import Model, family
+from .parameters import COMMON, Check, text
+from .parameters import plain as plain_json
 
+PARAMETERS: Mapping[str, Check] = {**COMMON, "choices": plain_json, "regex": text, "json_schema": plain_json}
 Answer = Callable[[Request], str]
 Fail = Callable[[Request], Exception | None]
 
@@ -29,7 +32,7 @@ def named(answer: Answer) -> str:
     try:
         return digest(plain(identity(answer)))
     except TypeError:
-        code = getattr(answer, "__code__", type(answer).__call__.__code__)
+        code = answer.__code__ if hasattr(answer, "__code__") else type(answer).__call__.__code__
         return digest(plain([type(answer).__qualname__, text_of(code)]))
 
 
@@ -38,6 +41,7 @@ def fake(
     *,
     name: str = "fake",
     chat: bool = False,
+    prefill: bool = False,
     fail: Fail = lambda request: None,
     log: list[list[Request]] | None = None,
     delay: float = 0.0,
@@ -48,7 +52,8 @@ def fake(
     """A model that answers each request with ``answer(request)``: by default the prompt, ``request.text``, in capitals.
 
     ``log`` gets a list of requests for every call that reaches it; ``fail`` may give the error of a request; ``delay`` is the
-    seconds that a call takes. A watched answer comes word by word; ``stop`` and ``max_tokens`` (words) are kept.
+    seconds that a call takes. With ``chat`` it reads conversations, with ``prefill`` it goes on in the
+    middle of a turn. A watched answer comes word by word; ``stop`` and ``max_tokens`` (words) are kept.
 
     >>> import outlines_like as ol
     >>> ol.models.fake()(["hi", "there"]).tolist()
@@ -72,7 +77,7 @@ def fake(
     batches = batched(by=family, concurrency=concurrency)
     layers = [retried(retries + 1), limited(concurrency), batches, deduped("models"), cached()]
     kind = f"fake:{named(answer)}:{'chat' if chat else 'text'}"
-    return Model(name, run, endpoint=kind, defaults=defaults, layers=layers)
+    return Model(name, run, endpoint=kind, defaults=defaults, layers=layers, parameters=PARAMETERS, chat=chat, prefill=prefill)
 
 
 def growing(answers: Sequence[Completion | Failure]) -> Iterator[Burst]:

@@ -68,7 +68,12 @@ def transformers(
                 yield burst
 
     return Model(
-        Path(path).name, run, endpoint=identity(place, dtype, raw), defaults=defaults, layers=[deduped("models"), cached()]
+        Path(path).name,
+        run,
+        endpoint=identity(place, dtype, raw),
+        defaults=defaults,
+        layers=[deduped("models"), cached()],
+        chat=False if raw else templated(place),
     )
 
 
@@ -86,6 +91,14 @@ def located(path: str | os.PathLike[str]) -> Path | str:
             f"{name!r} is no model: {folder.absolute()} {lack}", hint=f"Give a folder, a name on the hub, or {SMOLLM2!r}."
         )
     return name
+
+
+def templated(place: Path | str) -> bool | None:
+    """Whether a model has a chat template; None where that is known only when it is loaded."""
+    if isinstance(place, str) or list(place.glob("*.gguf")):
+        return None
+    settings = place / "tokenizer_config.json"
+    return any(place.glob("chat_template*")) or (settings.is_file() and '"chat_template"' in settings.read_text("utf-8"))
 
 
 def identity(place: Path | str, dtype: str, raw: bool) -> str:

@@ -34,7 +34,7 @@ class Dialect(NamedTuple):
         return Dialect(self.refused | other.refused, min(self.choices, other.choices), min(self.stops, other.stops))
 
 
-def body(request: Request, count: int, dialect: Dialect, *, endpoint: str, live: bool) -> dict[str, Any]:
+def body(request: Request, count: int, dialect: Dialect, *, endpoint: str, live: bool, prefill: bool = False) -> dict[str, Any]:
     """The JSON of a request for ``count`` samples: what the user set, what the call needs, and nothing else."""
     params = dict(request.params)
     extra = params.pop("extra_body", {})
@@ -50,6 +50,8 @@ def body(request: Request, count: int, dialect: Dialect, *, endpoint: str, live:
         sent["n"] = min(count, dialect.choices)
     if live and "stream" not in dialect.refused:
         sent["stream"] = True
+    if prefill and sent.get("messages", [{}])[-1].get("role") == "assistant":
+        sent |= {"continue_final_message": True, "add_generation_prompt": False}
     return {**sent, **extra}
 
 

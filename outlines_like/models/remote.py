@@ -57,6 +57,7 @@ class Settings(NamedTuple):
     timeout: float
     idle_timeout: float
     trust_env: bool
+    prefill: bool = False
 
 
 class Deadlines:
@@ -233,7 +234,7 @@ class Remote:
         model = asked[0].model
         while True:
             dialect = link.dialect(model)
-            sent = quirks.body(asked[0], len(asked), dialect, endpoint=self.endpoint, live=live)
+            sent = quirks.body(asked[0], len(asked), dialect, endpoint=self.endpoint, live=live, prefill=self.settings.prefill)
             response = await self._post(link, sent)
             if response.status == 200:
                 return response
@@ -395,6 +396,7 @@ def openai(
     timeout: float = 600.0,
     idle_timeout: float = 60.0,
     retries: int = 4,
+    prefill: bool = False,
     headers: Mapping[str, str] | None = None,
     trust_env: bool = False,
     **defaults: Any,
@@ -408,7 +410,8 @@ def openai(
     for one request, not counting the wait for its turn; ``idle_timeout`` the longest silence in the middle of a stream;
     both in seconds. A request that fails for a reason that may pass is sent up to ``retries`` more times. ``headers`` go
     with every request; proxies and ``~/.netrc`` are used only if ``trust_env``. Any further keyword is a sampling
-    parameter that holds for all calls; ``extra_body`` holds fields that only this server knows.
+    parameter that holds for all calls; ``extra_body`` holds fields that only this server knows. ``prefill``
+    says that the server, as vLLM's does, goes on where a conversation ends in the middle of the assistant's turn.
     """
     if endpoint not in PATHS:
         raise ValueError(f"endpoint={endpoint!r}; it is {' or '.join(map(repr, PATHS))}")
@@ -417,8 +420,17 @@ def openai(
     count("concurrency", concurrency)
     count("retries", retries, 0)
     account = Account(base_url, api_key, endpoint, headers or {})
-    remote = Remote(account, endpoint, Settings(concurrency, timeout, idle_timeout, trust_env))
+    remote = Remote(account, endpoint, Settings(concurrency, timeout, idle_timeout, trust_env, prefill))
     limit = sharing(("limit", account.name, model, concurrency), concurrency)
     layers = [retried(retries + 1), limit, batched(by=remote.company, concurrency=concurrency), deduped("models"), cached()]
-    kind = f"{endpoint} {account.place}"
-    return Model(model, remote.run, endpoint=kind, defaults=defaults, layers=layers, parameters=PARAMETERS)
+    kind = f"{endpoint} {account.place}" + (" prefill" if prefill else "")
+    return Model(
+        model,
+        remote.run,
+        endpoint=kind,
+        defaults=defaults,
+        layers=layers,
+        parameters=PARAMETERS,
+        chat=endpoint == "chat",
+        prefill=prefill,
+    )

@@ -143,3 +143,48 @@ async def awaited_streams() -> None:
         async for _, text in stream | ol.lines:
             assert_type(text, str)
         await ol.acollect(stream)
+
+
+@ol.program
+def tell(lm: ol.LM, topic: str, *, words: int = 5) -> ol.LM:
+    with ol.user():
+        lm += f"Tell me about {topic}."
+    with ol.assistant():
+        lm += ol.gen("story", max_tokens=words)
+    return lm
+
+
+@ol.program
+async def asked(lm: ol.LM, topic: str) -> ol.LM:
+    lm = await (lm + tell(topic))
+    return lm + ol.user("And?") + ol.assistant(ol.select(["a", "b"], "x"))
+
+
+class Teller:
+    @ol.program
+    def tell(self, lm: ol.LM, topic: str) -> ol.LM:
+        return lm + topic
+
+
+async def programs() -> None:
+    model = ol.models.fake(chat=True)
+    lm = model + tell("fish", words=3) + asked("birds") + Teller().tell("cats")
+    assert_type(lm, ol.LM)
+    assert_type(str(lm), str)
+    assert_type(lm.fork(2), list[ol.LM])
+    assert_type(await lm, ol.LM)
+    assert_type(lm.set("x", 1).remove("x").retry().run(), ol.LM)
+    for part in model.stream() + tell("fish"):
+        assert_type(part, ol.Part)
+        assert_type(part.delta, str)
+    async for text in (lm.stream() + tell("fish")).only("story"):
+        assert_type(text, str)
+    assert_type(model.run_batched([tell("a"), ol.user("b")]), list[Any])
+    assert_type(await lm.async_run_batched([tell("a")], on_error="return"), list[Any])
+    ol.vectorize(tell)(model, ["a", "b"])
+    ol.captures([lm], "story")
+    ol.to_frame([lm])
+    lm += "Q: " + ol.gen("q") + ol.json("j", schema=dict) + ol.capture(ol.regex("a"), "r") + ol.user(ol.image(b""))
+    with ol.capture("all", list_append=True):
+        lm += "text"
+    tell(5)  # type: ignore[arg-type]

@@ -1,0 +1,203 @@
+"""Programs on real models: SmolLM2 in a worker and behind a server, and the examples of the docs."""
+
+import asyncio
+import base64
+import doctest
+import importlib.util
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+import outlines_like as ol
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def example(name):
+    """An example as a module."""
+    spec = importlib.util.spec_from_file_location(f"examples_{name}", EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def web():
+    """A server of images, each its number after PNG's first bytes, that also answers chat requests about them."""
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self):
+            self.reply("image/png", b"\x89PNG" + self.path.rpartition("/")[2].removesuffix(".png").encode())
+
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked.append(body)
+            url = body["messages"][-1]["content"][1]["image_url"]["url"]
+            number = base64.b64decode(url.partition(",")[2])[4:].decode()
+            text = json.dumps({"subject": f"image {number}", "colors": ["red", "blue"], "people": int(number)})
+            choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+            usage = {"prompt_tokens": 10, "completion_tokens": 5}
+            self.reply("application/json", json.dumps({"choices": [choice], "usage": usage}).encode())
+
+        def reply(self, kind, body):
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}", asked
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_ten_images_are_described_at_once(web, capsys):
+    """The async document's example: the user's own client in their loop, JSON by a schema out."""
+    address, asked = web
+    model = ol.models.openai("gpt", base_url=f"{address}/v1", api_key="k")
+    described = example("describe_images")
+    lms = asyncio.run(described.main(model, [f"{address}/{n}.png" for n in range(10)]))
+    assert [lm["description"] for lm in lms] == [described.Description(f"image {n}", ["red", "blue"], n) for n in range(10)]
+    assert json.loads(lms[3].text("description")) == {"subject": "image 3", "colors": ["red", "blue"], "people": 3}
+    assert lms[0].usage == (10, 5, 0, 1)
+    assert len(asked) == 10
+    assert asked[0]["temperature"] == 0
+    assert asked[0]["response_format"]["type"] == "json_schema"
+    assert [turn["role"] for turn in asked[0]["messages"]] == ["system", "user"]
+    assert capsys.readouterr().out.splitlines()[3] == "3.png Description(subject='image 3', colors=['red', 'blue'], people=3)"
+
+
+def test_a_server_that_takes_a_prefill_is_told_to_go_on(replay):
+    asked = []
+
+    async def main():
+        from aiohttp import web as http
+
+        async def answer(request):
+            asked.append(await request.json())
+            choice = {"index": 0, "message": {"role": "assistant", "content": "blue"}, "finish_reason": "stop"}
+            return http.json_response({"choices": [choice]})
+
+        app = http.Application()
+        app.router.add_post("/v1/chat/completions", answer)
+        runner = http.AppRunner(app)
+        await runner.setup()
+        site = http.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        model = ol.models.openai("m", base_url=f"http://127.0.0.1:{port}/v1", api_key="k", prefill=True)
+        lm = await (model + ol.user("Which color?") + ol.assistant("It is ", ol.gen("x"), " or ", ol.gen("y")))
+        await runner.cleanup()
+        return str(lm)
+
+    assert asyncio.run(main()) == "Which color?\nIt is blue or blue"
+    assert [body["messages"][-1]["content"] for body in asked] == ["It is ", "It is blue or "]
+    assert all(body["continue_final_message"] and not body["add_generation_prompt"] for body in asked)
+
+
+GREEDY = {"temperature": 0, "max_tokens": 8}
+
+
+@ol.program
+def ask(lm, question):
+    with ol.user():
+        lm += question
+    with ol.assistant():
+        lm += ol.gen("answer", **GREEDY)
+    return lm
+
+
+@pytest.fixture(params=["smollm2", "server"])
+def model(request):
+    """A real chat model."""
+    if request.param == "smollm2":
+        return request.getfixturevalue("smollm2")
+    base_url, name = request.getfixturevalue("serve")
+    return ol.models.openai(name, base_url=base_url, concurrency=2)
+
+
+def test_a_program_asks_a_real_model_what_a_call_would(model):
+    words = ["Name a color.", "Say hello."]
+    lms = model.run_batched([ask(word) for word in words])
+    assert [lm["answer"] for lm in lms] == model(words, **GREEDY).tolist()
+    again = lms[0] + ask("And another?")
+    turns = [{"role": turn.role, "content": turn.content} for turn in again.messages]
+    assert again["answer"] == model(turns[:3], **GREEDY)
+    assert again.usage.completion_tokens > 0
+
+
+def test_a_real_model_is_watched(model):
+    with ol.cache.disabled():
+        parts = list(model.stream() + ask("Count to five.") + ask("Go on."))
+        eager = model + ask("Count to five.") + ask("Go on.")
+        assert (parts[-1].text, dict(parts[-1].captures), parts[-1].done) == (str(eager), eager.captures, True)
+    assert "".join(part.delta for part in parts) == parts[-1].text
+    assert any(part.open for part in parts)
+
+
+def test_a_raw_model_goes_on_with_the_text(smollm2):
+    raw = ol.models.transformers("smollm2-135m", raw=True)
+    lm = (
+        raw
+        + "The capital of France is"
+        + ol.gen("a", temperature=0, max_tokens=3)
+        + ". The capital of Italy is"
+        + ol.gen("b", **GREEDY)
+    )
+    assert lm["a"] == raw("The capital of France is", temperature=0, max_tokens=3)
+    assert lm["b"] == raw(f"The capital of France is{lm['a']}. The capital of Italy is", **GREEDY)
+    with pytest.raises(ol.errors.ProgramError, match="knows no roles"):
+        raw + ol.user("x")
+
+
+def test_sync_async_and_watched_programs_give_the_same_on_a_real_model(smollm2):
+    @ol.program
+    async def twice(lm, question):
+        lm = await (lm + ask(question))
+        return lm + ask(f"Why {lm['answer'].split()[0]}?")
+
+    async def awaited():
+        return str(await (smollm2 + twice("Name a color.")))
+
+    text = str(smollm2 + twice("Name a color."))
+    assert asyncio.run(awaited()) == text
+    assert list(smollm2.stream() + twice("Name a color."))[-1].text == text
+
+
+def test_the_story_of_the_docs_is_told(smollm2, capsys):
+    example("story").main()
+    told = capsys.readouterr().out
+    docs = (EXAMPLES.parent / "docs" / "programs.md").read_text("utf-8")
+    assert " ".join(told.split()) in " ".join(docs.split())
+
+
+def test_the_docs_run_in_a_notebook():
+    """Each example of the page on programs is a cell, in a kernel that has an event loop of its own."""
+    nbformat = pytest.importorskip("nbformat")
+    from nbclient import NotebookClient
+
+    page = (EXAMPLES.parent / "docs" / "programs.md").read_text("utf-8")
+    examples = [found for found in doctest.DocTestParser().get_examples(page) if "Traceback" not in found.want]
+    extra = ["await (chat + tell('fish'))", "[part.done async for part in chat.stream() + tell('fish')]", "chat + tell('<b>')"]
+    cells = [nbformat.v4.new_code_cell(code) for code in [*(found.source for found in examples), *extra]]
+    book = nbformat.v4.new_notebook(cells=cells)
+    NotebookClient(book, timeout=60, kernel_name="python3").execute()
+    shown = [cell.outputs[-1]["data"] if cell.outputs and "data" in cell.outputs[-1] else {} for cell in book.cells]
+    wanted = [found.want.strip() for found in examples]
+    for data, want in zip(shown, wanted, strict=False):
+        assert "text/plain" not in data or data["text/plain"] == want
+    assert shown[-2]["text/plain"] == "[False, False, False, False, True]"
+    assert "Tell me a story about &lt;b&gt;." in shown[-1]["text/html"]
