@@ -124,27 +124,6 @@ def errors() -> None:
     assert_type(ol.vote(["a"]), Any)
 
 
-def streams() -> None:
-    stream = ol.models.fake().stream(["a", "b"])
-    assert_type(stream, ol.Stream[ol.Snapshot[str]])
-    for index, text in stream | ol.deltas:
-        assert_type(index, tuple[int, ...])
-        assert_type(text, str)
-    assert_type(stream | ol.take(3) | ol.chunks(2), ol.Stream[list[Any]])
-    assert_type(ol.map_values(stream, len) | ol.finished, ol.Stream[tuple[tuple[int, ...], Any]])
-    stream | ol.stop_when(lambda text: "x" in text) | ol.until_decided | ol.first(2) | ol.collect
-    one, two = ol.tee(stream)
-    ol.merge(one, name=two) | ol.timeout(idle=3) | list
-    ol.pipe(length, str, ol.models.fake())(["a"])
-
-
-async def awaited_streams() -> None:
-    async with ol.models.fake().stream(["a"]) as stream:
-        async for _, text in stream | ol.lines:
-            assert_type(text, str)
-        await ol.acollect(stream)
-
-
 @ol.program
 def tell(lm: ol.LM, topic: str, *, words: int = 5) -> ol.LM:
     with ol.user():
@@ -188,3 +167,24 @@ async def programs() -> None:
     with ol.capture("all", list_append=True):
         lm += "text"
     tell(5)  # type: ignore[arg-type]
+
+
+def streams() -> None:
+    stream = ol.models.fake().stream(["a", "b"])
+    assert_type(stream, ol.Stream[ol.Snapshot[str]])
+    for index, text in stream | ol.deltas:
+        assert_type(index, tuple[int, ...])
+        assert_type(text, str)
+    assert_type(stream | ol.take(3) | ol.chunks(2), ol.Stream[list[Any]])
+    assert_type(ol.map_values(stream, len) | ol.finished, ol.Stream[tuple[tuple[int, ...], Any]])
+    stream | ol.stop_when(lambda text: "x" in text) | ol.until_decided | ol.first(2) | ol.collect
+    one, two = ol.tee(stream)
+    ol.merge(one, name=two) | ol.timeout(idle=3) | list
+    ol.pipe(length, str, ol.models.fake())(["a"])
+
+
+async def awaited_streams() -> None:
+    async with ol.models.fake().stream(["a"]) as stream:
+        async for _, text in stream | ol.lines:
+            assert_type(text, str)
+        await ol.acollect(stream)
