@@ -359,7 +359,7 @@ def ends_late(pid: int) -> bool:
 
 
 def test_a_killed_worker_costs_nothing_but_time(folder: Path) -> None:
-    model = ol.models.transformers(folder, max_tokens=60, temperature=1)
+    model = ol.models.transformers(folder, dtype="float64", max_tokens=60, temperature=1)
     prompts = [f"the cat {number}" for number in range(8)]
     with ol.cache.disabled():
         want = model(prompts)
@@ -372,10 +372,9 @@ def test_a_killed_worker_costs_nothing_but_time(folder: Path) -> None:
 
 
 def kill_workers(folder: Path) -> None:
-    (pool,) = [
-        it for key, it in bridge.home().owned.items() if isinstance(it, Pool) and it._setup.path == str(folder.resolve())
-    ]
-    os.kill(pool._workers[0]._process.pid, signal.SIGKILL)
+    pools_ = [it for it in bridge.home().owned.values() if isinstance(it, Pool) and it._setup.path == str(folder.resolve())]
+    for worker in [worker for pool in pools_ for worker in pool._workers]:
+        os.kill(worker._process.pid, signal.SIGKILL)
 
 
 def test_a_broken_folder_is_an_error_that_quotes_the_worker(folder: Path, tmp_path: Path) -> None:

@@ -1,0 +1,235 @@
+"""The fast way to run rows, for models with ordinary full attention: a slot of keys and values for each row.
+
+Everything that the running rows write and that new rows have to read goes through the model in one pass, end to end
+without padding. The next row takes the place of a finished one at once, samples of one prompt are forks of one slot,
+and prefixes that rows share are read and held once (see ``packs``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+
+from .batches import Batch, Net
+from .packs import Pack, Piece, Prefix, Share
+from .prefixes import LEAST, Prefixes, Tokens, worthwhile
+from .rows import Row
+
+PREFILL = 512  # tokens of new rows that are read beside running ones in one pass
+NAME = "outlines_like"
+FOREIGN = ("softcap", "s_aux", "sliding_window")  # kinds of attention that are computed otherwise
+COLUMNS, SLOTS = 64, 16  # slots grow by so much
+
+
+def packed_attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, *, pack: Pack, scaling: float | None = None, **rest: Any
+) -> tuple[Tensor, None]:
+    """Attention as transformers calls it, over a pack's tokens."""
+    if any(rest.get(name) is not None for name in FOREIGN):
+        raise TypeError(f"{type(module).__name__} has an attention of its own kind")
+    return pack.attend(module.layer_idx, query[0], key[0], value[0], scaling)[None], None
+
+
+AttentionInterface.register(NAME, packed_attention)
+
+
+class PackedNet:
+    """A model that reads packs. ``shape`` is layers, heads and width of its keys."""
+
+    def __init__(self, net: Net, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+        self.model, self.device = net.model, net.device
+        self.shape, self.dtype = shape, dtype
+
+    def room(self, slots: int, columns: int) -> Tensor:
+        """Keys and values for so many rows and tokens."""
+        layers, heads, width = self.shape
+        return torch.zeros(layers, 2, slots, heads, columns, width, dtype=self.dtype, device=self.device)
+
+    def read(self, pack: Pack) -> Tensor:
+        """Logits after the last token of each piece."""
+        out = self.model(
+            input_ids=pack.ids[None],
+            position_ids=pack.positions[None],
+            use_cache=False,
+            logits_to_keep=pack.lasts,
+            pack=pack,
+        )
+        logits: Tensor = out.logits[0]
+        return logits
+
+    def prefix(self, ids: Tokens, base: Share) -> Prefix:
+        """Read a prefix that goes on where ``base`` ends."""
+        memory = self.room(1, len(ids))[:, :, 0]
+        if base.prefix:
+            memory[..., : base.length, :] = base.prefix.memory[..., : base.length, :]
+
+        def store(layer: int, key: Tensor, value: Tensor) -> None:
+            memory[layer, 0, :, base.length :], memory[layer, 1, :, base.length :] = key, value
+
+        self.read(Pack([Piece(ids[base.length :], share=base)], store, device=self.device))
+        return Prefix(ids, memory)
+
+
+def packable(net: Net) -> PackedNet | None:
+    """The same model as a reader of packs, if its answers are the same that way; it is tried out on a few tokens."""
+    start, ends = tuple(range(3, 9)), ((2, 5, 1), (7,))
+    batch = Batch.read(net, [start + end for end in ends])
+    shapes = {layer.keys.shape[1::2] for layer in batch.layers} | {layer.values.shape[1::2] for layer in batch.layers}
+    if not net.plain or len(shapes) != 1 or not net.model._supports_attention_backend:
+        return None
+    heads, width = shapes.pop()
+    before = net.model.config._attn_implementation
+    packed = PackedNet(net, (len(batch.layers), heads, width), batch.layers[0].keys.dtype)
+    net.model.set_attn_implementation(NAME)
+    try:
+        share = Share(packed.prefix(start, Share()), len(start))
+        got = packed.read(Pack([Piece(end, share=share) for end in ends], lambda *_: None, device=net.device))
+        if close(got, batch.logits):
+            return packed
+    except (TypeError, ValueError, RuntimeError, AttributeError, KeyError):
+        pass
+    net.model.set_attn_implementation(before)
+    return None
+
+
+def close(one: Tensor, other: Tensor) -> bool:
+    """Whether two computations of the same logits agree, as far as their precision lets them."""
+    return bool((one.float() - other.float()).abs().mean() <= 0.1 * other.float().std())
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """A running row, the prefix that it shares, and how many tokens of its own stand in its slot."""
+
+    row: Row
+    share: Share
+    length: int
+
+
+class Slots:
+    """Runs rows of a model that reads packs. The place of a row in ``rows`` is the number of its slot."""
+
+    def __init__(self, net: PackedNet, room: int) -> None:
+        self._net, self.prefixes = net, Prefixes(room)
+        self._seats: list[Seat] = []
+        self._memory = net.room(0, 0)
+        self._wanted: dict[Row, int] = {}
+        self.logits = torch.empty(0)
+        self.prefilled = 0
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows that run."""
+        return [seat.row for seat in self._seats]
+
+    def pick(self, waiting: Sequence[Row], free: int, room: int) -> list[Row]:
+        """Which waiting rows to let in now: the oldest, as many as one pass may read and memory holds."""
+        self._look_ahead(waiting)
+        group: list[Row] = []
+        tokens: dict[Tokens, int] = {}
+        width = max((seat.row.size - seat.share.length for seat in self._seats), default=0)
+        for row in waiting:
+            text, reach = row.text, max(self._wanted[row], self.prefixes.find(row.text).length)
+            tokens.setdefault(text, len(text) - reach)
+            width = max(width, row.size - reach)
+            held = (len(self._seats) + len(group) + 1) * width
+            if len(group) == free or (held > room and (group or self._seats)) or (group and sum(tokens.values()) > PREFILL):
+                break
+            group.append(row)
+        return group
+
+    def _look_ahead(self, waiting: Sequence[Row]) -> None:
+        """See what the waiting rows have in common."""
+        if any(row not in self._wanted for row in waiting):
+            best = worthwhile([row.text for row in waiting])
+            self._wanted = {row: best[row.text] for row in waiting}
+
+    def advance(self, group: Sequence[Row]) -> None:
+        """Read what each running row wrote last, and the texts of new rows, each different one once."""
+        going = [Piece((seat.row.tokens[-1],), slot, seat.length, seat.share) for slot, seat in enumerate(self._seats)]
+        texts: dict[Tokens, Piece] = {}
+        for slot, row in enumerate(group, len(going)):
+            if row.text not in texts:
+                share = self._share(row)
+                texts[row.text] = Piece(row.text[share.length :], slot, 0, share)
+        self._seats += [Seat(row, (piece := texts[row.text]).share, len(piece.ids) - 1) for row in group]
+        pieces = [*going, *texts.values()]
+        self._reserve(len(self._seats), max(piece.start + len(piece.ids) for piece in pieces))
+        logits = self._net.read(self._pack(pieces))
+        self._fork({slot: texts[row.text] for slot, row in enumerate(group, len(going))})
+        places = {text: place for place, text in enumerate(texts, len(going))}
+        self.logits = logits[[*range(len(going)), *(places[row.text] for row in group)]]
+        self.prefilled += sum(len(piece.ids) for piece in texts.values())
+        for seat in self._seats:
+            seat.length += 1
+
+    def _share(self, row: Row) -> Share:
+        """The prefix of a row: the longest that is kept, or a longer one, read now, that others will have too."""
+        found, wanted = self.prefixes.find(row.text), self._wanted.get(row, 0)
+        if wanted < found.length + LEAST:
+            return found
+        prefix = self._net.prefix(row.text[:wanted], found)
+        self.prefilled += wanted - found.length
+        self.prefixes.keep(prefix)
+        return Share(prefix, wanted)
+
+    def _pack(self, pieces: Sequence[Piece]) -> Pack:
+        memory = self._memory
+
+        def store(layer: int, key: Tensor, value: Tensor) -> None:
+            memory[layer, 0, pack.rows, :, pack.cols] = key.transpose(0, 1)
+            memory[layer, 1, pack.rows, :, pack.cols] = value.transpose(0, 1)
+
+        pack = Pack(pieces, store, memory, self._net.device)
+        return pack
+
+    def _reserve(self, slots: int, columns: int) -> None:
+        """See that the slots suffice."""
+        old = self._memory
+        if slots > old.shape[2] or columns > old.shape[4]:
+            self._memory = self._net.room(
+                *(rounded(*pair) for pair in ((slots, SLOTS, old.shape[2]), (columns, COLUMNS, old.shape[4])))
+            )
+            self._memory[:, :, : old.shape[2], :, : old.shape[4]] = old
+
+    def _fork(self, pieces: dict[int, Piece]) -> None:
+        """Copy what was read for one row to others with the same text."""
+        forks = {slot: piece for slot, piece in pieces.items() if piece.slot != slot}
+        if forks:
+            length = max(len(piece.ids) for piece in forks.values())
+            self._copy([piece.slot for piece in forks.values()], list(forks), length)
+
+    def _copy(self, sources: list[int], targets: list[int], length: int) -> None:
+        self._memory[:, :, targets, :, :length] = self._memory[:, :, sources, :, :length]
+
+    def keep(self, rows: Iterable[Row]) -> None:
+        """Let all other rows go. The last ones move into the slots that they leave."""
+        chosen = set(rows)
+        kept = [slot for slot, seat in enumerate(self._seats) if seat.row in chosen]
+        moved = moves(kept)
+        if moved:
+            self._copy(list(moved), list(moved.values()), max(self._seats[slot].length for slot in moved))
+        order = sorted(kept, key=lambda slot: moved.get(slot, slot))
+        self._seats = [self._seats[slot] for slot in order]
+        if not kept:
+            self._memory = self._net.room(0, 0)
+
+
+def rounded(count: int, step: int, least: int) -> int:
+    """The next multiple of ``step``, and no less than ``least``."""
+    return max(least, -(-count // step) * step)
+
+
+def moves(kept: Sequence[int]) -> dict[int, int]:
+    """Which slots to move where, so that those kept are the first ones.
+
+    >>> moves([0, 2, 5, 6])
+    {5: 1, 6: 3}
+    """
+    holes = sorted(set(range(len(kept))) - set(kept))
+    return dict(zip([slot for slot in kept if slot >= len(kept)], holes, strict=True))
