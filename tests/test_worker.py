@@ -185,6 +185,43 @@ def test_smollm2_in_one_batch_writes_what_generate_writes_for_each_prompt(
         assert (got[number].usage.prompt_tokens, got[number].usage.completion_tokens) == (len(ids), len(tokens))
 
 
+def many_prompts() -> list[str]:
+    """Sixty-four prompts of very different lengths."""
+    things = ["apple", "tiger", "river", "lamp", "bicycle", "shark", "candle", "rocket"]
+    forms = [
+        "Hi {}",
+        "Name one color of a {}.",
+        "Is a {} a kind of food? Answer yes or no.",
+        "Write about a {}.",
+        "The box was torn and the {} in it was broken. " * 6 + "Is this review positive or negative?",
+        "Count: one {},",
+        "What is a {}?",
+        "It lasts six hours, says the {}. " * 3 + "Say it again.",
+    ]
+    return [form.replace("{}", thing) for form in forms for thing in things]
+
+
+def test_smollm2_writes_what_generate_writes_for_64_prompts(smol: Engine, smol_plain: Any, smol_tokenizer: Any) -> None:
+    prompts = many_prompts()
+    assert isinstance(smol.runner, Slots)
+    got = run(smol, [ask(number, text, temperature=0, max_tokens=12) for number, text in enumerate(prompts)])
+    texts = [Reader(smol_tokenizer).ids(text) for text in prompts]
+    places = sorted(range(64), key=lambda number: len(texts[number]))
+    for some in (places[k : k + 16] for k in range(0, 64, 16)):
+        for number, tokens in zip(some, generated_together(smol_plain, [texts[number] for number in some], 12), strict=True):
+            assert got[number].text == smol_tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def generated_together(model: Any, texts: Sequence[list[int]], limit: int) -> list[list[int]]:
+    """What transformers' own loop writes after texts, padded on the left."""
+    longest = max(map(len, texts))
+    ids = torch.tensor([[2] * (longest - len(text)) + text for text in texts])
+    mask = torch.tensor([[0] * (longest - len(text)) + [1] * len(text) for text in texts])
+    out = model.generate(ids, attention_mask=mask, max_new_tokens=limit, do_sample=False, pad_token_id=2)
+    found: list[list[int]] = out[:, longest:].tolist()
+    return found
+
+
 def test_samples_of_a_prompt_differ_and_the_prompt_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, read = engine_for(tiny(), byte_level()), []
     monkeypatch.setattr(

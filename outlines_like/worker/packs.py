@@ -143,8 +143,17 @@ def attention(
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         out, weight = flash(query, key, value, 0.0, ordered, attn_mask=mask, scale=scale)
         return out, weight
+    return spelled_out(query, key, value, scale, mask=mask, ordered=ordered)
+
+
+def spelled_out(
+    query: Tensor, key: Tensor, value: Tensor, scale: float | None, *, mask: Tensor | None, ordered: bool
+) -> tuple[Tensor, Tensor]:
+    """The same where there is no fused kernel that gives the logarithm too."""
     scores = (query @ key.transpose(-1, -2)).to(wide(query.dtype)) * (scale or query.shape[-1] ** -0.5)
     if ordered:
         scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
-    weight = (scores := scores if mask is None else scores + mask).logsumexp(-1)
+    if mask is not None:
+        scores = scores + mask
+    weight = scores.logsumexp(-1)
     return (scores - weight[..., None]).exp().to(value.dtype) @ value, weight

@@ -77,7 +77,11 @@ class PackedNet:
 
 def packable(net: Net) -> PackedNet | None:
     """The same model as a reader of packs, if its answers are the same that way; it is tried out on a few tokens."""
-    start, ends = tuple(range(3, 9)), ((2, 5, 1), (7,))
+    size = net.model.config.get_text_config().vocab_size
+    words = [
+        size * k // 12 for k in range(1, 12)
+    ]  # from all over: the first tokens are often rare ones, and answers to them odd
+    start, ends = tuple(words[:6]), (tuple(words[6:10]), tuple(words[10:]))
     batch = Batch.read(net, [start + end for end in ends])
     shapes = {layer.keys.shape[1::2] for layer in batch.layers} | {layer.values.shape[1::2] for layer in batch.layers}
     if not net.plain or len(shapes) != 1 or not net.model._supports_attention_backend:
@@ -99,7 +103,7 @@ def packable(net: Net) -> PackedNet | None:
 
 def close(one: Tensor, other: Tensor) -> bool:
     """Whether two computations of the same logits agree, as far as their precision lets them."""
-    return bool((one.float() - other.float()).abs().mean() <= 0.1 * other.float().std())
+    return bool((one.float() - other.float()).abs().mean() <= 0.2 * other.float().std())
 
 
 @dataclass(slots=True, eq=False)
@@ -151,22 +155,40 @@ class Slots:
 
     def advance(self, group: Sequence[Row]) -> None:
         """Read what each running row wrote last, and the texts of new rows, each different one once."""
-        going = [Piece((seat.row.tokens[-1],), slot, seat.length, seat.share) for slot, seat in enumerate(self._seats)]
+        fresh = self._fork(group)
+        going = [Piece((seat.row.last,), slot, seat.length, seat.share) for slot, seat in enumerate(self._seats)]
+        texts = self._opened(fresh)
+        logits = self._read([*going, *texts.values()])
+        self._seats += [Seat(row, texts[row.text].share, len(texts[row.text].ids)) for row in fresh]
+        self._copy({slot: texts[row.text].slot for slot, row in enumerate(fresh, len(going))})
+        places = {text: place for place, text in enumerate(texts, len(going))}
+        self.logits = logits[[*range(len(going)), *(places[row.text] for row in fresh)]]
+        for seat in self._seats[: len(going)]:
+            seat.length += 1
+
+    def _fork(self, group: Sequence[Row]) -> list[Row]:
+        """Give rows a copy of a slot if a running row began with the same text, of which only the end is read again.
+
+        Return the other rows.
+        """
+        known = {seat.row.ids: slot for slot, seat in enumerate(self._seats) if len(seat.row.ids) > seat.share.length + 1}
+        forks = [row for row in group if row.text in known]
+        self._reserve(len(self._seats) + len(group), 0)
+        self._copy({slot: known[row.text] for slot, row in enumerate(forks, len(self._seats))})
+        shares = [self._seats[known[row.text]].share for row in forks]
+        self._seats += [Seat(row, share, len(row.ids) - share.length - 1) for row, share in zip(forks, shares, strict=True)]
+        self.prefilled += len(forks)
+        return [row for row in group if row.text not in known]
+
+    def _opened(self, rows: Sequence[Row]) -> dict[Tokens, Piece]:
+        """What has to be read for new rows, by their texts."""
         texts: dict[Tokens, Piece] = {}
-        for slot, row in enumerate(group, len(going)):
+        for slot, row in enumerate(rows, len(self._seats)):
             if row.text not in texts:
                 share = self._share(row)
                 texts[row.text] = Piece(row.text[share.length :], slot, 0, share)
-        self._seats += [Seat(row, (piece := texts[row.text]).share, len(piece.ids) - 1) for row in group]
-        pieces = [*going, *texts.values()]
-        self._reserve(len(self._seats), max(piece.start + len(piece.ids) for piece in pieces))
-        logits = self._net.read(self._pack(pieces))
-        self._fork({slot: texts[row.text] for slot, row in enumerate(group, len(going))})
-        places = {text: place for place, text in enumerate(texts, len(going))}
-        self.logits = logits[[*range(len(going)), *(places[row.text] for row in group)]]
         self.prefilled += sum(len(piece.ids) for piece in texts.values())
-        for seat in self._seats:
-            seat.length += 1
+        return texts
 
     def _share(self, row: Row) -> Share:
         """The prefix of a row: the longest that is kept, or a longer one, read now, that others will have too."""
@@ -178,7 +200,8 @@ class Slots:
         self.prefixes.keep(prefix)
         return Share(prefix, wanted)
 
-    def _pack(self, pieces: Sequence[Piece]) -> Pack:
+    def _read(self, pieces: Sequence[Piece]) -> Tensor:
+        self._reserve(0, max(piece.start + len(piece.ids) for piece in pieces))
         memory = self._memory
 
         def store(layer: int, key: Tensor, value: Tensor) -> None:
@@ -186,7 +209,7 @@ class Slots:
             memory[layer, 1, pack.rows, :, pack.cols] = value.transpose(0, 1)
 
         pack = Pack(pieces, store, memory, self._net.device)
-        return pack
+        return self._net.read(pack)
 
     def _reserve(self, slots: int, columns: int) -> None:
         """See that the slots suffice."""
@@ -197,23 +220,20 @@ class Slots:
             )
             self._memory[:, :, : old.shape[2], :, : old.shape[4]] = old
 
-    def _fork(self, pieces: dict[int, Piece]) -> None:
-        """Copy what was read for one row to others with the same text."""
-        forks = {slot: piece for slot, piece in pieces.items() if piece.slot != slot}
-        if forks:
-            length = max(len(piece.ids) for piece in forks.values())
-            self._copy([piece.slot for piece in forks.values()], list(forks), length)
-
-    def _copy(self, sources: list[int], targets: list[int], length: int) -> None:
-        self._memory[:, :, targets, :, :length] = self._memory[:, :, sources, :, :length]
+    def _copy(self, slots: dict[int, int]) -> None:
+        """Copy slots: each key is filled from its value."""
+        pairs = [(to, source) for to, source in slots.items() if to != source]
+        if pairs:
+            to, source = map(list, zip(*pairs, strict=True))
+            length = max(self._seats[slot].length for slot in source)
+            self._memory[:, :, to, :, :length] = self._memory[:, :, source, :, :length]
 
     def keep(self, rows: Iterable[Row]) -> None:
         """Let all other rows go. The last ones move into the slots that they leave."""
         chosen = set(rows)
         kept = [slot for slot, seat in enumerate(self._seats) if seat.row in chosen]
         moved = moves(kept)
-        if moved:
-            self._copy(list(moved), list(moved.values()), max(self._seats[slot].length for slot in moved))
+        self._copy({to: source for source, to in moved.items()})
         order = sorted(kept, key=lambda slot: moved.get(slot, slot))
         self._seats = [self._seats[slot] for slot in order]
         if not kept:
