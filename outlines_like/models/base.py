@@ -20,6 +20,7 @@ from ..requests import Completion, Message, Request, Terms
 from ..signatures import parse
 from ..targets import Given, Plan, missing
 from .parameters import COMMON, Check, checked, form
+from .scoring import FORM, Scoring, numbers
 
 SIGNATURE = parse("prompt:(), stop:(m?) -> ()")
 View = Callable[[Completion], Any]
@@ -74,9 +75,10 @@ class Model:
         layers: Sequence[Layer] = (),
         parameters: Mapping[str, Check] = COMMON,
         view: View = text_of,
+        scoring: bool = False,
     ) -> None:
         self.name, self.endpoint, self.parameters, self.view = name, endpoint, parameters, view
-        self.backend, self.layers = backend, tuple(layers)
+        self.backend, self.layers, self.scoring = backend, tuple(layers), scoring
         self.defaults = checked(defaults, parameters)
         self.__signature__ = form(parameters)
         self._run = stack(hosted(stack(backend, guarded, *layers)), viewed(view))
@@ -136,6 +138,7 @@ class Model:
             layers=self.layers if layers is None else layers,
             parameters=self.parameters,
             view=view or self.view,
+            scoring=self.scoring,
         )
 
     @cached_property
@@ -147,6 +150,18 @@ class Model:
         """The same model, giving :class:`Completion` records: text, finish_reason, usage, cached."""
         other = self._with(view=whole)
         return Lifted(other, other, Options())
+
+    @cached_property
+    def scores(self) -> Lifted[Any]:
+        """How likely options are: ``model.scores(prompts, ["Yes", "No"])`` gives the logarithm of the probability that each
+        option is what follows, in an array with one more axis than the prompts.
+
+        An option may be several tokens long; that the answer ends after it is not asked. Only local models know.
+        """
+        if not self.scoring:
+            raise TypeError(f"{self!r} can't score options; a local model (models.transformers) can")
+        scoring = Scoring(self._with(view=numbers).run, self._draws, self.preview)
+        return Lifted(scoring, self, Options(), FORM)
 
     @overload
     def __call__(self, prompt: Scalar, *, samples: None = None, **params: Scalar) -> str: ...

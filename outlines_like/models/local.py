@@ -65,7 +65,12 @@ def transformers(
                 yield burst
 
     return Model(
-        Path(path).name, run, endpoint=identity(place, kind, raw), defaults=defaults, layers=[deduped("models"), cached()]
+        Path(path).name,
+        run,
+        endpoint=identity(place, kind, raw),
+        defaults=defaults,
+        layers=[deduped("models"), cached()],
+        scoring=True,
     )
 
 

@@ -7,8 +7,10 @@ from itertools import islice
 
 import torch
 
+from ..requests import Completion
 from .batches import Batch, Net
 from .rows import Row
+from .scoring import Quiz, logarithms
 
 PREFILL = 1024  # tokens, with padding, that are read in one go: it bounds how long running rows wait for new ones
 
@@ -108,6 +110,18 @@ class Cohorts:
             self._cohorts[0].join(cohort)
         else:
             self._cohorts.append(cohort)
+
+    def score(self, quizzes: Sequence[Quiz]) -> list[Completion]:
+        """Score the first quiz's answers: each of their beginnings is read as a text of its own."""
+        quiz = quizzes[0]
+        texts = [quiz.text, *(quiz.text + tail[: k + 1] for tail in quiz.tails for k in range(len(tail)))]
+        if self._net.plain:
+            found = logarithms(Batch.read(self._net, texts).logits)
+        else:
+            found = torch.cat([logarithms(Batch.read(self._net, [text]).logits) for text in texts])
+        self.prefilled += sum(map(len, texts))
+        parts = torch.split(found[1:], [len(tail) for tail in quiz.tails]) if quiz.tails else ()
+        return [quiz.completion(found[0], dict(zip(quiz.tails, parts, strict=True)))]
 
     def keep(self, rows: Iterable[Row]) -> None:
         """Let all other rows go."""

@@ -9,9 +9,11 @@ from typing import Any, Protocol
 import torch
 
 from ..errors import ModelError, WorkerError
+from ..requests import Completion
 from .prompting import Reader
 from .rows import Habits, Row, open_row
 from .sampling import choose
+from .scoring import Quiz, open_quiz
 from .wire import Answer, Ask, Fault, News
 
 ROWS = 64  # decoded together
@@ -38,6 +40,9 @@ class Runner(Protocol):
     def advance(self, group: Sequence[Row]) -> None:
         """Read what each running row wrote last, and the texts of new rows."""
 
+    def score(self, quizzes: Sequence[Quiz]) -> list[Completion]:
+        """Score the answers of the first quizzes, at least of one."""
+
     def keep(self, rows: Iterable[Row]) -> None:
         """Let all other rows go."""
 
@@ -49,30 +54,36 @@ class Engine:
         self.runner, self._reader, self._tokenizer, self._habits = runner, reader, tokenizer, habits
         self._most, self._room = ROWS, room
         self._waiting: deque[Row] = deque()
+        self._quizzes: list[Quiz] = []
         self._faults: list[Fault] = []
         self._ended: list[Row] = []
 
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do or to tell."""
-        return not (self._waiting or self.runner.rows or self._faults or self._ended)
+        return not (self._waiting or self._quizzes or self.runner.rows or self._faults or self._ended)
 
     def take(self, asks: Iterable[Ask]) -> None:
         """Queue rows."""
         for ask in asks:
             try:
-                row = open_row(ask, self._reader, self._tokenizer, self._habits)
+                self._open(ask)
             except ModelError as error:
                 self._faults.append(Fault(ask.id, type(error).__name__, str(error.args[0])))
-                continue
-            if row.limit <= 0:
-                row.close("length")
-            (self._ended if row.finish else self._waiting).append(row)
+
+    def _open(self, ask: Ask) -> None:
+        if "options" in ask.params:
+            return self._quizzes.append(open_quiz(ask, self._reader, self._habits.context))
+        row = open_row(ask, self._reader, self._tokenizer, self._habits)
+        if row.limit <= 0:
+            row.close("length")
+        (self._ended if row.finish else self._waiting).append(row)
 
     def drop(self, ids: Iterable[int]) -> None:
         """Forget rows that nobody waits for."""
         gone = set(ids)
         self._waiting = deque(row for row in self._waiting if row.id not in gone)
+        self._quizzes = [quiz for quiz in self._quizzes if quiz.id not in gone]
         self.runner.keep([row for row in self.runner.rows if row.id not in gone])
 
     def step(self) -> News:
@@ -81,7 +92,12 @@ class Engine:
         if rows := self.runner.rows:
             for row, token in zip(rows, choose(self.runner.logits, [row.draw for row in rows]), strict=True):
                 row.push(token)
-        return self._report()
+        return self._report(self._score())
+
+    def _score(self) -> list[Answer]:
+        scored = self._attempted() if self._quizzes else []
+        done, self._quizzes = self._quizzes[: len(scored)], self._quizzes[len(scored) :]
+        return [Answer(quiz.id, completion) for quiz, completion in zip(done, scored, strict=True)]
 
     def _admit(self) -> list[Row]:
         free = self._most - len(self.runner.rows)
@@ -105,9 +121,18 @@ class Engine:
         else:
             self._faults.append(Fault(rows[0].id, WorkerError.__name__, "the worker's memory does not suffice for this row"))
 
-    def _report(self) -> News:
+    def _attempted(self) -> list[Completion]:
+        """Score some quizzes; where memory runs out, one alone."""
+        try:
+            return self.runner.score(self._quizzes)
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+        return self.runner.score(self._quizzes[:1])
+
+    def _report(self, scores: list[Answer]) -> News:
         rows = self.runner.rows
-        answers = [Answer(row.id, completion) for row in [*self._ended, *rows] if (completion := row.news())]
+        answers = scores + [Answer(row.id, completion) for row in [*self._ended, *rows] if (completion := row.news())]
         self.runner.keep([row for row in rows if not row.finish])
         faults, self._faults, self._ended = self._faults, [], []
         if self.idle:

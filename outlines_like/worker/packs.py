@@ -51,9 +51,14 @@ class Piece(NamedTuple):
 
 
 class Pack:
-    """Pieces in one pass. Those that go on in their slots, with one token each, come first, in the slots' order."""
+    """Pieces in one pass. Those that go on in their slots, with one token each, come first, in the slots' order.
 
-    def __init__(self, pieces: Sequence[Piece], store: Store, slots: Tensor | None = None, device: Any = None) -> None:
+    Logits are wanted after the last token of each piece, or after every token.
+    """
+
+    def __init__(
+        self, pieces: Sequence[Piece], store: Store, slots: Tensor | None = None, *, device: Any = None, every: bool = False
+    ) -> None:
         self._store, self._slots, self._device = store, slots, device
         lengths = [len(piece.ids) for piece in pieces]
         ends = torch.tensor(lengths).cumsum(0).tolist()
@@ -62,7 +67,7 @@ class Pack:
         self.rows = self._tensor([piece.slot for piece in pieces for _ in piece.ids])
         offsets = [piece.share.length for piece in pieces for _ in piece.ids]
         self.positions = self.cols + self._tensor(offsets)
-        self.lasts = self._tensor(ends) - 1
+        self.lasts = self._tensor(range(ends[-1]) if every else [end - 1 for end in ends])
         self._going = sum(piece.start > 0 for piece in pieces)
         self._spans = [(end - n, end) for n, end in zip(lengths, ends, strict=True)][self._going :]
         self._starts = [piece.start for piece in pieces[: self._going]]

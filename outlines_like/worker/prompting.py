@@ -44,6 +44,10 @@ class Reader:
             return list(self._tokenizer(prompt)["input_ids"]) or self._start()
         raise BadRequestError("this model has no chat template (or raw=True was set), so it reads text, not a conversation")
 
+    def words(self, text: str) -> list[int]:
+        """The tokens of an answer, which begins no text and holds no control tokens."""
+        return self._encode(text, literal=True)
+
     def _start(self) -> list[int]:
         """What an empty prompt begins with."""
         for token in (self._tokenizer.bos_token_id, self._tokenizer.eos_token_id):

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
+from ..requests import Completion
 from .batches import Batch, Net
-from .packs import Pack, Piece, Prefix, Share
+from .linears import precise
+from .packs import Pack, Piece, Prefix, Share, Store
 from .prefixes import LEAST, Prefixes, Tokens, worthwhile
 from .rows import Row
+from .scoring import Quiz, logarithms
 
 PREFILL = 512  # tokens of new rows that are read beside running ones in one pass
+SCORED = 1024  # tokens of quizzes that are read in one pass
 NAME = "outlines_like"
 FOREIGN = ("softcap", "s_aux", "sliding_window")  # kinds of attention that are computed otherwise
 COLUMNS, SLOTS = 64, 16  # slots grow by so much
@@ -38,11 +42,29 @@ def packed_attention(
 AttentionInterface.register(NAME, packed_attention)
 
 
+def keeping(memory: Tensor | None) -> Store:
+    """What puts a pack's keys and values into ``memory``, if there is one."""
+
+    def store(layer: int, key: Tensor, value: Tensor) -> None:
+        if memory is not None:
+            memory[layer, 0], memory[layer, 1] = key, value
+
+    return store
+
+
+def prolonged(piece: Piece, memory: Tensor) -> Share:
+    """What a piece shared and what it read, as one prefix."""
+    before, length = piece.share.prefix, piece.share.length
+    whole = torch.cat([before.memory[..., :length, :], memory], -2) if before else memory
+    return Share(Prefix((), whole), whole.shape[-2])
+
+
 class PackedNet:
     """A model that reads packs. ``shape`` is layers, heads and width of its keys."""
 
     def __init__(self, net: Net, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
         self.model, self.device = net.model, net.device
+        self._head = precise(net.model)
         self.shape, self.dtype = shape, dtype
 
     def room(self, slots: int, columns: int) -> Tensor:
@@ -50,8 +72,18 @@ class PackedNet:
         layers, heads, width = self.shape
         return torch.zeros(layers, 2, slots, heads, columns, width, dtype=self.dtype, device=self.device)
 
+    def exact(self, pack: Pack) -> Tensor:
+        """The logarithms of chances, from logits in float32."""
+        if self._head is None:
+            return logarithms(self.read(pack))
+        self._head.exact = True
+        try:
+            return logarithms(self.read(pack))
+        finally:
+            self._head.exact = False
+
     def read(self, pack: Pack) -> Tensor:
-        """Logits after the last token of each piece."""
+        """Logits where the pack wants them."""
         out = self.model(
             input_ids=pack.ids[None],
             position_ids=pack.positions[None],
@@ -68,10 +100,8 @@ class PackedNet:
         if base.prefix:
             memory[..., : base.length, :] = base.prefix.memory[..., : base.length, :]
 
-        def store(layer: int, key: Tensor, value: Tensor) -> None:
-            memory[layer, 0, :, base.length :], memory[layer, 1, :, base.length :] = key, value
-
-        self.read(Pack([Piece(ids[base.length :], share=base)], store, device=self.device))
+        rest = keeping(memory[..., base.length :, :])
+        self.read(Pack([Piece(ids[base.length :], share=base)], rest, device=self.device))
         return Prefix(ids, memory)
 
 
@@ -92,7 +122,7 @@ def packable(net: Net) -> PackedNet | None:
     net.model.set_attn_implementation(NAME)
     try:
         share = Share(packed.prefix(start, Share()), len(start))
-        got = packed.read(Pack([Piece(end, share=share) for end in ends], lambda *_: None, device=net.device))
+        got = packed.read(Pack([Piece(end, share=share) for end in ends], keeping(None), device=net.device))
         if close(got, batch.logits):
             return packed
     except (TypeError, ValueError, RuntimeError, AttributeError, KeyError):
@@ -104,6 +134,31 @@ def packable(net: Net) -> PackedNet | None:
 def close(one: Tensor, other: Tensor) -> bool:
     """Whether two computations of the same logits agree, as far as their precision lets them."""
     return bool((one.float() - other.float()).abs().mean() <= 0.2 * other.float().std())
+
+
+class Waiting(Protocol):
+    """Something with a text to be read."""
+
+    @property
+    def text(self) -> Tokens:
+        """The text."""
+
+
+class Outlook:
+    """How many first tokens of each waiting text should be read apart, for others that have them too."""
+
+    def __init__(self) -> None:
+        self._wanted: dict[Waiting, int] = {}
+
+    def see(self, waiting: Sequence[Waiting]) -> None:
+        """Take in what waits."""
+        if any(one not in self._wanted for one in waiting):
+            best = worthwhile([one.text for one in waiting])
+            self._wanted = {one: best[one.text] for one in waiting}
+
+    def wanted(self, one: Waiting) -> int:
+        """How many tokens of one of them."""
+        return self._wanted.get(one, 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -122,7 +177,7 @@ class Slots:
         self._net, self.prefixes = net, Prefixes(room)
         self._seats: list[Seat] = []
         self._memory = net.room(0, 0)
-        self._wanted: dict[Row, int] = {}
+        self._rows, self._quizzes = Outlook(), Outlook()
         self.logits = torch.empty(0)
         self.prefilled = 0
 
@@ -133,12 +188,12 @@ class Slots:
 
     def pick(self, waiting: Sequence[Row], free: int, room: int) -> list[Row]:
         """Which waiting rows to let in now: the oldest, as many as one pass may read and memory holds."""
-        self._look_ahead(waiting)
+        self._rows.see(waiting)
         group: list[Row] = []
         tokens: dict[Tokens, int] = {}
         width = max((seat.row.size - seat.share.length for seat in self._seats), default=0)
         for row in waiting:
-            text, reach = row.text, max(self._wanted[row], self.prefixes.find(row.text).length)
+            text, reach = row.text, self._reach(row, self._rows)
             tokens.setdefault(text, len(text) - reach)
             width = max(width, row.size - reach)
             held = (len(self._seats) + len(group) + 1) * width
@@ -147,11 +202,9 @@ class Slots:
             group.append(row)
         return group
 
-    def _look_ahead(self, waiting: Sequence[Row]) -> None:
-        """See what the waiting rows have in common."""
-        if any(row not in self._wanted for row in waiting):
-            best = worthwhile([row.text for row in waiting])
-            self._wanted = {row: best[row.text] for row in waiting}
+    def _reach(self, waiting: Waiting, outlook: Outlook) -> int:
+        """How many first tokens of a text are read apart from the rest, or need not be read."""
+        return max(outlook.wanted(waiting), self.prefixes.find(waiting.text).length)
 
     def advance(self, group: Sequence[Row]) -> None:
         """Read what each running row wrote last, and the texts of new rows, each different one once."""
@@ -185,20 +238,50 @@ class Slots:
         texts: dict[Tokens, Piece] = {}
         for slot, row in enumerate(rows, len(self._seats)):
             if row.text not in texts:
-                share = self._share(row)
+                share = self._share(row, self._rows)
                 texts[row.text] = Piece(row.text[share.length :], slot, 0, share)
         self.prefilled += sum(len(piece.ids) for piece in texts.values())
         return texts
 
-    def _share(self, row: Row) -> Share:
-        """The prefix of a row: the longest that is kept, or a longer one, read now, that others will have too."""
-        found, wanted = self.prefixes.find(row.text), self._wanted.get(row, 0)
+    def _share(self, waiting: Waiting, outlook: Outlook) -> Share:
+        """The prefix of a text: the longest that is kept, or a longer one, read now, that others will have too."""
+        found, wanted = self.prefixes.find(waiting.text), outlook.wanted(waiting)
         if wanted < found.length + LEAST:
             return found
-        prefix = self._net.prefix(row.text[:wanted], found)
+        prefix = self._net.prefix(waiting.text[:wanted], found)
         self.prefilled += wanted - found.length
         self.prefixes.keep(prefix)
         return Share(prefix, wanted)
+
+    def score(self, quizzes: Sequence[Quiz]) -> list[Completion]:
+        """Score the answers of the first quizzes, as many as one pass may read."""
+        self._quizzes.see(quizzes)
+        count, tokens = 0, 0
+        for quiz in quizzes:
+            tokens += len(quiz.text) - self._reach(quiz, self._quizzes) + sum(map(len, quiz.tails))
+            if count and tokens > SCORED:
+                break
+            count += 1
+        return self._scored(quizzes[:count])
+
+    def _scored(self, quizzes: Sequence[Quiz]) -> list[Completion]:
+        shares = [self._share(quiz, self._quizzes) for quiz in quizzes]
+        pieces = [Piece(quiz.text[share.length :], share=share) for quiz, share in zip(quizzes, shares, strict=True)]
+        tails = any(quiz.tails for quiz in quizzes)
+        memory = self._net.room(1, sum(len(piece.ids) for piece in pieces))[:, :, 0] if tails else None
+        firsts = self._net.exact(Pack(pieces, keeping(memory), device=self._net.device))
+        self.prefilled += sum(len(piece.ids) for piece in pieces)
+        after = self._after(quizzes, pieces, memory) if memory is not None else [{} for _ in quizzes]
+        return [quiz.completion(first, more) for quiz, first, more in zip(quizzes, firsts, after, strict=True)]
+
+    def _after(self, quizzes: Sequence[Quiz], pieces: Sequence[Piece], memory: Tensor) -> list[dict[Tokens, Tensor]]:
+        """What follows each token of each quiz's tails, read after the prompts that ``memory`` holds."""
+        parts = torch.split(memory, [len(piece.ids) for piece in pieces], -2)
+        shares = [prolonged(piece, part) for piece, part in zip(pieces, parts, strict=True)]
+        tails = [Piece(tail, share=share) for quiz, share in zip(quizzes, shares, strict=True) for tail in quiz.tails]
+        found = self._net.exact(Pack(tails, keeping(None), device=self._net.device, every=True))
+        each = iter(torch.split(found, [len(tail.ids) for tail in tails]))
+        return [{tail: next(each) for tail in quiz.tails} for quiz in quizzes]
 
     def _read(self, pieces: Sequence[Piece]) -> Tensor:
         self._reserve(0, max(piece.start + len(piece.ids) for piece in pieces))
@@ -208,7 +291,7 @@ class Slots:
             memory[layer, 0, pack.rows, :, pack.cols] = key.transpose(0, 1)
             memory[layer, 1, pack.rows, :, pack.cols] = value.transpose(0, 1)
 
-        pack = Pack(pieces, store, memory, self._net.device)
+        pack = Pack(pieces, store, memory, device=self._net.device)
         return self._net.read(pack)
 
     def _reserve(self, slots: int, columns: int) -> None:
