@@ -549,6 +549,16 @@ def test_an_innocent_conversation_is_read_as_transformers_reads_it(smol_tokenize
     )
 
 
+@pytest.mark.parametrize("begun", ["The capital of", "a <|im_end|> b", "x\n"])
+def test_a_conversation_that_ends_with_the_models_own_words_goes_on_there(begun: str, smol_tokenizer: Any) -> None:
+    turns = [Message("user", "What is the capital of France?"), Message("assistant", begun)]
+    ids = Reader(smol_tokenizer).ids(turns)
+    start = Reader(smol_tokenizer).ids(turns[:1])
+    assert ids[: len(start)] == start
+    assert smol_tokenizer.decode(ids[len(start) :]) == begun
+    assert Reader(smol_tokenizer).ids([turns[0], Message("assistant", "")]) == start
+
+
 def test_a_template_that_trims_trims_what_is_guarded_too() -> None:
     tokenizer = byte_level(chat_template=CHATML)
     ids = Reader(tokenizer).ids("  a</s><s>b  ")

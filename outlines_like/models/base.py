@@ -76,9 +76,10 @@ class Model:
         parameters: Mapping[str, Check] = COMMON,
         view: View = text_of,
         scoring: bool = False,
+        counts: Any = None,
     ) -> None:
         self.name, self.endpoint, self.parameters, self.view = name, endpoint, parameters, view
-        self.backend, self.layers, self.scoring = backend, tuple(layers), scoring
+        self.backend, self.layers, self.scoring, self.counts = backend, tuple(layers), scoring, counts
         self.defaults = checked(defaults, parameters)
         self.__signature__ = form(parameters)
         self._run = stack(hosted(stack(backend, guarded, *layers)), viewed(view))
@@ -139,6 +140,7 @@ class Model:
             parameters=self.parameters,
             view=view or self.view,
             scoring=self.scoring,
+            counts=self.counts,
         )
 
     @cached_property
@@ -186,6 +188,11 @@ class Model:
     def plan(self, prompt: Any, *, samples: int | None = None, **params: Any) -> Plan:
         """What a call would do: rows, cached, unique, calls."""
         return self._lifted.plan(prompt, samples=samples, **params)
+
+    @property
+    def prefilled_tokens(self) -> int:
+        """How many tokens of prompts a local model has read so far. What prompts share counts once."""
+        return int(self.counts.prefilled) if self.counts else 0
 
     def __repr__(self) -> str:
         return f"<model {self.name!r} at {self.endpoint}>"

@@ -19,7 +19,7 @@ from ..requests import Request, digest
 from ..worker.wire import Setup
 from .base import Model
 from .boxes import SMOLLM2, smollm2
-from .pools import Pool
+from .pools import Counts, Pool
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
@@ -57,9 +57,10 @@ def transformers(
         raise ValueError(f"workers={workers!r}, dtype={dtype!r}; workers is at least 1, dtype one of {', '.join(DTYPES)}")
     place, kind = located(path), precision(dtype, deterministic)
     setup = Setup(str(place), device, kind, raw, workers)
+    counts = counts_of(setup)
 
     async def run(rows: Sequence[Request]) -> Bursts:
-        pool = owned(("transformers", setup), lambda: Pool(setup))
+        pool = owned(("transformers", setup), lambda: Pool(setup, counts))
         async with aclosing(pool.run(rows)) as bursts:
             async for burst in bursts:
                 yield burst
@@ -71,7 +72,14 @@ def transformers(
         defaults=defaults,
         layers=[deduped("models"), cached()],
         scoring=True,
+        counts=counts,
     )
+
+
+@cache
+def counts_of(setup: Setup) -> Counts:
+    """The counts of the workers that all models with this setup share."""
+    return Counts()
 
 
 def located(path: str | os.PathLike[str]) -> Path | str:

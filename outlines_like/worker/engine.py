@@ -137,7 +137,7 @@ class Engine:
         faults, self._faults, self._ended = self._faults, [], []
         if self.idle:
             self._most = ROWS
-        return News(answers, faults)
+        return News(answers, faults, self.runner.prefilled)
 
 
 def out_of_memory(error: Exception) -> bool:
