@@ -10,12 +10,14 @@ import torch
 
 import outlines_like as ol
 from outlines_like.worker.engine import Engine
+from outlines_like.worker.packs import Pack, Piece
 from outlines_like.worker.prompting import Reader
+from outlines_like.worker.slots import packable
 from outlines_like.worker.wire import Ask
 
 from .models_for_tests import byte_level, tiny
 from .test_prefixes import LONG, QUESTIONS
-from .test_worker import drain, engine_for, run
+from .test_worker import Net, drain, engine_for, run
 
 OPTIONS = ["one", " two", " three four five", " three four six", "é"]
 
@@ -81,6 +83,18 @@ def test_a_quiz_that_is_too_long_fails_alone_and_a_dropped_one_is_gone() -> None
     assert [answer.id for answer in news.answers] == [1]
 
 
+def test_scores_of_a_bfloat16_model_come_from_float32_logits() -> None:
+    net = packable(Net(tiny(initializer_range=0.5).to(torch.bfloat16)))
+    assert net
+    pack = Pack([Piece((5, 6, 7))], lambda *_: None)
+    exact, rounded = net.exact(pack), net.read(pack)
+    assert exact.dtype == torch.float32
+    assert rounded.dtype == torch.bfloat16
+    assert torch.allclose(exact, rounded.double().log_softmax(-1).float(), atol=0.5)
+    centered = exact - exact.mean()
+    assert (centered == centered.bfloat16().float()).float().mean() < 0.1
+
+
 def test_smollm2_knows_which_option_is_right(smollm2: ol.models.Model) -> None:
     prompts = [["What is the capital of France?", "What is the capital of Italy?"], ["", None]]
     got = smollm2.scores(prompts, ["The capital of France is Paris.", "The capital of Italy is Rome.", "No"])
@@ -89,6 +103,10 @@ def test_smollm2_knows_which_option_is_right(smollm2: ol.models.Model) -> None:
     assert got[0, 1, 1] > got[0, 1, 0]
     assert got[0, 0, 0] == pytest.approx(smollm2.scores(prompts[0][0], ["The capital of France is Paris."])[0], abs=1e-3)
     assert list(got[1, 1]) == [None] * 3
+    before = smollm2.prefilled_tokens
+    again = smollm2.scores(prompts, ["The capital of France is Paris.", "The capital of Italy is Rome.", "No"])
+    assert again.tolist() == got.tolist()
+    assert smollm2.prefilled_tokens == before
 
 
 def test_options_have_an_axis_of_their_own_and_are_checked(smollm2: ol.models.Model) -> None:

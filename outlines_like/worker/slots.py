@@ -99,7 +99,6 @@ class PackedNet:
         memory = self.room(1, len(ids))[:, :, 0]
         if base.prefix:
             memory[..., : base.length, :] = base.prefix.memory[..., : base.length, :]
-
         rest = keeping(memory[..., base.length :, :])
         self.read(Pack([Piece(ids[base.length :], share=base)], rest, device=self.device))
         return Prefix(ids, memory)
@@ -107,14 +106,12 @@ class PackedNet:
 
 def packable(net: Net) -> PackedNet | None:
     """The same model as a reader of packs, if its answers are the same that way; it is tried out on a few tokens."""
-    size = net.model.config.get_text_config().vocab_size
-    words = [
-        size * k // 12 for k in range(1, 12)
-    ]  # from all over: the first tokens are often rare ones, and answers to them odd
-    start, ends = tuple(words[:6]), (tuple(words[6:10]), tuple(words[10:]))
+    if not net.plain or not net.model._supports_attention_backend:
+        return None
+    start, *ends = trial(net.model.config.get_text_config().vocab_size)
     batch = Batch.read(net, [start + end for end in ends])
-    shapes = {layer.keys.shape[1::2] for layer in batch.layers} | {layer.values.shape[1::2] for layer in batch.layers}
-    if not net.plain or len(shapes) != 1 or not net.model._supports_attention_backend:
+    shapes = {part.shape[1::2] for layer in batch.layers for part in (layer.keys, layer.values)}
+    if len(shapes) != 1:
         return None
     heads, width = shapes.pop()
     before = net.model.config._attn_implementation
@@ -129,6 +126,12 @@ def packable(net: Net) -> PackedNet | None:
         pass
     net.model.set_attn_implementation(before)
     return None
+
+
+def trial(size: int) -> list[Tokens]:
+    """A beginning and two ends of texts, of tokens from all over the vocabulary: its first ones are often never used."""
+    words = tuple(size * k // 12 for k in range(1, 12))
+    return [words[:6], words[6:10], words[10:]]
 
 
 def close(one: Tensor, other: Tensor) -> bool:
