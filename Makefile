@@ -3,7 +3,7 @@
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
 
-.PHONY: demo test test-long bench clean
+.PHONY: demo test test-long bench bench-local clean
 
 demo: .venv/ready
 	$(PYTHON) examples/quickstart.py
@@ -20,6 +20,9 @@ test-long: .venv/ready
 bench: .venv/ready
 	$(PYTHON) benchmarks/overhead.py
 	$(PYTHON) benchmarks/streams.py
+
+bench-local: .venv/ready
+	$(PYTHON) benchmarks/local.py
 
 # torch comes first and by version, so that nothing else pulls in another build of it;
 # the model's wheel comes without its dependencies, which we do not use.

@@ -131,13 +131,15 @@ class Completion(msgspec.Struct, frozen=True, gc=False):
     """A model's answer, whole or so far.
 
     ``finish_reason`` is None while it is under way, "stop" when the model ended or met a stop string, "length" when
-    the token limit cut it. ``cached`` says that it came from the store.
+    the token limit cut it. ``cached`` says that it came from the store. ``scores`` are the log-probabilities of the
+    options that were to be scored.
     """
 
     text: str
     finish_reason: str | None = None
     usage: Usage = Usage()
     cached: bool = False
+    scores: tuple[float, ...] = ()
 
 
 def digest(value: Any) -> str:

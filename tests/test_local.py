@@ -266,6 +266,25 @@ def test_smollm2_stops_and_counts(smollm2: ol.models.Model) -> None:
     assert (short.text, short.finish_reason) == ("The capital", "length")
 
 
+def test_smollm2_goes_on_with_its_own_words(smollm2: ol.models.Model) -> None:
+    turns = [{"role": "user", "content": "What is the capital of France?"}, {"role": "assistant", "content": "The capital of"}]
+    assert smollm2(turns, temperature=0, max_tokens=8) == " France is Paris."
+
+
+def test_what_prompts_share_is_read_once_and_not_again(smollm2: ol.models.Model) -> None:
+    shared = "Anna has boxes with apples, gives some of them away, buys more at the market, and comes back home. " * 4
+    prompts = [f"{shared}{word}?" for word in ("How many", "Why", "Who", "When", "Where", "With whom")]
+    with ol.cache.disabled():
+        before = smollm2.prefilled_tokens
+        usage = smollm2.complete(prompts, samples=5, max_tokens=4)[0, 0].usage
+        first = smollm2.prefilled_tokens - before
+        smollm2.complete(f"{shared}And?", max_tokens=4)
+        second = smollm2.prefilled_tokens - before - first
+    assert usage.prompt_tokens > 100
+    assert first < usage.prompt_tokens + 100
+    assert 0 < second < 20
+
+
 def test_a_stream_grows_to_the_answer(smollm2: ol.models.Model) -> None:
     with ol.cache.disabled():
         seen = list(smollm2.stream("Count to three.", temperature=0, max_tokens=8))
@@ -359,7 +378,7 @@ def ends_late(pid: int) -> bool:
 
 
 def test_a_killed_worker_costs_nothing_but_time(folder: Path) -> None:
-    model = ol.models.transformers(folder, max_tokens=60, temperature=1)
+    model = ol.models.transformers(folder, dtype="float64", max_tokens=60, temperature=1)
     prompts = [f"the cat {number}" for number in range(8)]
     with ol.cache.disabled():
         want = model(prompts)
@@ -372,10 +391,9 @@ def test_a_killed_worker_costs_nothing_but_time(folder: Path) -> None:
 
 
 def kill_workers(folder: Path) -> None:
-    (pool,) = [
-        it for key, it in bridge.home().owned.items() if isinstance(it, Pool) and it._setup.path == str(folder.resolve())
-    ]
-    os.kill(pool._workers[0]._process.pid, signal.SIGKILL)
+    pools_ = [it for it in bridge.home().owned.values() if isinstance(it, Pool) and it._setup.path == str(folder.resolve())]
+    for worker in [worker for pool in pools_ for worker in pool._workers]:
+        os.kill(worker._process.pid, signal.SIGKILL)
 
 
 def test_a_broken_folder_is_an_error_that_quotes_the_worker(folder: Path, tmp_path: Path) -> None:

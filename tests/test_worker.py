@@ -8,22 +8,25 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from outlines_like.errors import BadRequestError, ContextLengthError, PromptError
 from outlines_like.models.boxes import smollm2 as smollm2_folder
 from outlines_like.requests import Completion, Message
+from outlines_like.worker import cohorts, prefixes, prompting, rows, slots
 from outlines_like.worker import engine as engines
-from outlines_like.worker import prompting, rows
-from outlines_like.worker.batches import Net
-from outlines_like.worker.engine import Engine, together
+from outlines_like.worker.batches import Batch, Net
+from outlines_like.worker.cohorts import Cohorts, together
+from outlines_like.worker.engine import Engine
 from outlines_like.worker.loading import habits, load
 from outlines_like.worker.prompting import Reader, words
 from outlines_like.worker.rows import Habits, limit, open_row, taste
 from outlines_like.worker.sampling import Draw, Taste, choose, probabilities
+from outlines_like.worker.slots import Slots, packable
 from outlines_like.worker.transcripts import Detokenizer, Transcript
 from outlines_like.worker.wire import Ask, News, Setup
 
@@ -46,12 +49,27 @@ def smol() -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="module")
+def smol_plain() -> Any:
+    """The same model, as transformers runs it."""
+    return AutoModelForCausalLM.from_pretrained(smollm2_folder(), dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
 def smol_tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(smollm2_folder())
 
 
-def engine_for(model: Any, tokenizer: Any, raw: bool = False) -> Engine:
-    return Engine(Net(model), Reader(tokenizer, raw), tokenizer, habits(model, tokenizer), room=100_000)
+def engine_for(model: Any, tokenizer: Any, raw: bool = False, fast: bool = False, room: int = 10**8) -> Engine:
+    return Engine(runner(model, fast, room), Reader(tokenizer, raw), tokenizer, habits(model, tokenizer), room=100_000)
+
+
+def runner(model: Any, fast: bool, room: int = 10**8) -> Cohorts | Slots:
+    """What runs rows, the fast or the general way."""
+    if not fast:
+        return Cohorts(Net(model))
+    net = packable(Net(model))
+    assert net
+    return Slots(net, room)
 
 
 def ask(number: int, prompt: str, live: bool = False, **params: Any) -> Ask:
@@ -88,14 +106,18 @@ def requests_at_random(seed: int) -> list[Ask]:
     return asks
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral"])
+WAYS = [("llama", False), ("gpt2", False), ("mistral", False), ("llama", True), ("gpt2", True)]
+
+
+@pytest.mark.parametrize(("kind", "fast"), WAYS)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_row_has_the_same_answer_alone_in_company_and_in_any_order(
-    kind: str, seed: int, monkeypatch: pytest.MonkeyPatch
+    kind: str, fast: bool, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "PREFILL", 40)
+    monkeypatch.setattr(cohorts, "PREFILL", 40)
+    monkeypatch.setattr(slots, "PREFILL", 30)
     monkeypatch.setattr(engines, "ROWS", 6)
-    engine, asks = engine_for(tiny(kind), byte_level()), requests_at_random(seed)
+    engine, asks = engine_for(tiny(kind), byte_level(), fast=fast), requests_at_random(seed)
     alone: dict[int, Completion] = {}
     for one in asks:
         alone |= run(engine, [one])
@@ -104,8 +126,18 @@ def test_a_row_has_the_same_answer_alone_in_company_and_in_any_order(
     assert len({completion.text for completion in alone.values()}) > len(alone) / 2
 
 
-def test_rows_that_come_while_others_run_change_nothing() -> None:
-    engine, asks = engine_for(tiny(), byte_level()), requests_at_random(3)
+@pytest.mark.parametrize("seed", range(4))
+def test_both_ways_of_running_rows_give_the_same_answers(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefixes, "LEAST", 2)
+    monkeypatch.setattr(slots, "LEAST", 2)
+    asks = [ask(one.id, f"{'the cat sat on ' * (one.id % 3)}{one.prompt}", **one.params) for one in requests_at_random(seed)]
+    fast = engine_for(tiny(), byte_level(), fast=True)
+    assert run(fast, asks) == run(engine_for(tiny(), byte_level()), asks) == run(fast, asks[::-1])
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_rows_that_come_while_others_run_change_nothing(fast: bool) -> None:
+    engine, asks = engine_for(tiny(), byte_level(), fast=fast), requests_at_random(3)
     together_ = run(engine, asks)
     apart: dict[int, Completion] = {}
     for one in asks:
@@ -114,10 +146,10 @@ def test_rows_that_come_while_others_run_change_nothing() -> None:
     assert apart | {a.id: a.completion for a in drain(engine).answers if a.completion.finish_reason} == together_
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral"])
-def test_greedy_answers_are_those_of_generate(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "fast"), WAYS)
+def test_greedy_answers_are_those_of_generate(kind: str, fast: bool) -> None:
     model, tokenizer = tiny(kind), byte_level()
-    engine = engine_for(model, tokenizer)
+    engine = engine_for(tiny(kind), tokenizer, fast=fast)
     got = run(engine, [ask(number, text, temperature=0, max_tokens=20) for number, text in enumerate(TEXTS)])
     for number, text in enumerate(TEXTS):
         assert got[number].text == tokenizer.decode(generated(model, tokenizer(text)["input_ids"] or [0], 20), True)
@@ -131,7 +163,9 @@ def generated(model: Any, ids: list[int], limit: int) -> list[int]:
     return tokens
 
 
-def test_smollm2_in_one_batch_writes_what_generate_writes_for_each_prompt(smol: Engine, smol_tokenizer: Any) -> None:
+def test_smollm2_in_one_batch_writes_what_generate_writes_for_each_prompt(
+    smol: Engine, smol_plain: Any, smol_tokenizer: Any
+) -> None:
     prompts = [
         "",
         "The capital of France is",
@@ -145,18 +179,53 @@ def test_smollm2_in_one_batch_writes_what_generate_writes_for_each_prompt(smol: 
     for number, text in enumerate(prompts):
         turns = [{"role": "user", "content": text}]
         ids = smol_tokenizer.apply_chat_template(turns, add_generation_prompt=True)["input_ids"]
-        tokens = generated(smol._net.model, ids, 12)
+        tokens = generated(smol_plain, ids, 12)
         assert got[number].text == smol_tokenizer.decode(tokens, skip_special_tokens=True)
         assert got[number].finish_reason == ("stop" if tokens[-1] == 2 else "length")
         assert (got[number].usage.prompt_tokens, got[number].usage.completion_tokens) == (len(ids), len(tokens))
 
 
+def many_prompts() -> list[str]:
+    """Sixty-four prompts of very different lengths."""
+    things = ["apple", "tiger", "river", "lamp", "bicycle", "shark", "candle", "rocket"]
+    forms = [
+        "Hi {}",
+        "Name one color of a {}.",
+        "Is a {} a kind of food? Answer yes or no.",
+        "Write about a {}.",
+        "The box was torn and the {} in it was broken. " * 6 + "Is this review positive or negative?",
+        "Count: one {},",
+        "What is a {}?",
+        "It lasts six hours, says the {}. " * 3 + "Say it again.",
+    ]
+    return [form.replace("{}", thing) for form in forms for thing in things]
+
+
+def test_smollm2_writes_what_generate_writes_for_64_prompts(smol: Engine, smol_plain: Any, smol_tokenizer: Any) -> None:
+    prompts = many_prompts()
+    assert isinstance(smol.runner, Slots)
+    got = run(smol, [ask(number, text, temperature=0, max_tokens=12) for number, text in enumerate(prompts)])
+    texts = [Reader(smol_tokenizer).ids(text) for text in prompts]
+    places = sorted(range(64), key=lambda number: len(texts[number]))
+    for some in (places[k : k + 16] for k in range(0, 64, 16)):
+        for number, tokens in zip(some, generated_together(smol_plain, [texts[number] for number in some], 12), strict=True):
+            assert got[number].text == smol_tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def generated_together(model: Any, texts: Sequence[list[int]], limit: int) -> list[list[int]]:
+    """What transformers' own loop writes after texts, padded on the left."""
+    longest = max(map(len, texts))
+    ids = torch.tensor([[2] * (longest - len(text)) + text for text in texts])
+    mask = torch.tensor([[0] * (longest - len(text)) + [1] * len(text) for text in texts])
+    out = model.generate(ids, attention_mask=mask, max_new_tokens=limit, do_sample=False, pad_token_id=2)
+    found: list[list[int]] = out[:, longest:].tolist()
+    return found
+
+
 def test_samples_of_a_prompt_differ_and_the_prompt_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, read = engine_for(tiny(), byte_level()), []
     monkeypatch.setattr(
-        engines.Batch,
-        "read",
-        classmethod(lambda cls, net, prompts, real=engines.Batch.read: read.append(len(prompts)) or real(net, prompts)),
+        Batch, "read", classmethod(lambda cls, net, prompts, real=Batch.read: read.append(len(prompts)) or real(net, prompts))
     )
     got = run(engine, [ask(number, "the cat", max_tokens=12, temperature=1) for number in range(20)])
     assert len({completion.text for completion in got.values()}) == 20
@@ -167,7 +236,7 @@ def test_samples_of_a_prompt_differ_and_the_prompt_is_read_once(monkeypatch: pyt
 
 
 def test_probabilities_follow_temperature_then_top_k_then_top_p() -> None:
-    logits = torch.tensor([[1.0, 3.0, 2.0, 0.0]]).log2().nan_to_num(neginf=-50).mul(torch.tensor(2.0).log()).repeat(4, 1)
+    logits = torch.tensor([[1.0, 3.0, 2.0, 0.0]], dtype=torch.float64).log().nan_to_num(neginf=-50).repeat(4, 1)
     # the rows' plain chances are 1/6, 3/6, 2/6, 0
     tastes = [Taste(), Taste(temperature=0.5), Taste(top_k=2), Taste(top_p=0.6)]
     want = [[1 / 6, 3 / 6, 2 / 6, 0], [1 / 14, 9 / 14, 4 / 14, 0], [0, 3 / 5, 2 / 5, 0], [0, 3 / 6, 2 / 6, 0]]
@@ -262,7 +331,7 @@ def scripted(
     """An engine that answers every prompt of one token with ``text``."""
     tokens = [*tokenizer(text, add_special_tokens=False)["input_ids"], *tail]
     net: Any = Scripted(tokens, len(tokenizer), most)
-    return Engine(net, Reader(tokenizer), tokenizer, Habits(1000, ends, Taste()), room=100_000)
+    return Engine(Cohorts(net), Reader(tokenizer), tokenizer, Habits(1000, ends, Taste()), room=100_000)
 
 
 PROMPT = "!"
@@ -356,13 +425,14 @@ def test_a_prompt_longer_than_the_context_fails_alone_and_says_both_lengths() ->
 # The queue
 
 
-def test_rows_that_are_dropped_stop_at_once_and_the_others_go_on() -> None:
-    engine = engine_for(tiny(), byte_level())
+@pytest.mark.parametrize("fast", [False, True])
+def test_rows_that_are_dropped_stop_at_once_and_the_others_go_on(fast: bool) -> None:
+    engine = engine_for(tiny(), byte_level(), fast=fast)
     alone = run(engine, [ask(1, "a dog", temperature=0, max_tokens=20)])
     engine.take([ask(number, "a dog", temperature=0, max_tokens=20) for number in range(3)])
     engine.step()
     engine.drop([0, 2])
-    assert [len(cohort.rows) for cohort in engine._cohorts] == [1]
+    assert len(engine.runner.rows) == 1
     news = drain(engine)
     assert [answer.id for answer in news.answers] == [1]
     assert news.answers[0].completion == alone[1]
@@ -371,8 +441,8 @@ def test_rows_that_are_dropped_stop_at_once_and_the_others_go_on() -> None:
 def test_waiting_rows_are_let_in_by_the_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "ROWS", 8)
     tokenizer, reads = byte_level(), list[int]()
-    engine, real = scripted("xyz" * 9, tokenizer), engines.Batch.read
-    monkeypatch.setattr(engines.Batch, "read", lambda net, prompts: reads.append(len(prompts)) or real(net, prompts))
+    engine, real = scripted("xyz" * 9, tokenizer), Batch.read
+    monkeypatch.setattr(Batch, "read", lambda net, prompts: reads.append(len(prompts)) or real(net, prompts))
     letters = [chr(97 + number) for number in range(26)]
     asks = [ask(number, text, temperature=0, max_tokens=1 + number % 13) for number, text in enumerate(letters)]
     assert len(run(engine, asks)) == 26
@@ -396,20 +466,20 @@ def test_where_memory_runs_out_the_batch_is_halved_and_no_row_fails() -> None:
     assert sorted(answer.id for answer in news.answers) == list(range(12))
 
 
-def test_where_memory_runs_out_in_the_middle_a_row_goes_on_from_where_it_was() -> None:
-    engine = engine_for(tiny(), byte_level())
+@pytest.mark.parametrize("fast", [False, True])
+def test_where_memory_runs_out_in_the_middle_a_row_goes_on_from_where_it_was(
+    fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_for(tiny(), byte_level(), fast=fast)
     asks = [ask(number, text, max_tokens=15, temperature=1) for number, text in enumerate(TEXTS)]
     want = run(engine, asks)
     engine.take(asks)
     for _ in range(5):
         engine.step()
-    real = engine._cohorts[0].extend
-
-    def fail_once() -> None:
-        engine._cohorts[0].extend = real  # type: ignore[method-assign]
-        raise MemoryError
-
-    engine._cohorts[0].extend = fail_once  # type: ignore[method-assign]
+    with monkeypatch.context() as patch:
+        patch.setattr(type(engine.runner), "advance", Mock(side_effect=MemoryError))
+        engine.step()
+    assert not engine.runner.rows
     assert {answer.id: answer.completion for answer in drain(engine).answers} == want
 
 
@@ -477,6 +547,16 @@ def test_an_innocent_conversation_is_read_as_transformers_reads_it(smol_tokenize
     assert (
         Reader(smol_tokenizer).ids(turns) == smol_tokenizer.apply_chat_template(wired, add_generation_prompt=True)["input_ids"]
     )
+
+
+@pytest.mark.parametrize("begun", ["The capital of", "a <|im_end|> b", "x\n"])
+def test_a_conversation_that_ends_with_the_models_own_words_goes_on_there(begun: str, smol_tokenizer: Any) -> None:
+    turns = [Message("user", "What is the capital of France?"), Message("assistant", begun)]
+    ids = Reader(smol_tokenizer).ids(turns)
+    start = Reader(smol_tokenizer).ids(turns[:1])
+    assert ids[: len(start)] == start
+    assert smol_tokenizer.decode(ids[len(start) :]) == begun
+    assert Reader(smol_tokenizer).ids([turns[0], Message("assistant", "")]) == start
 
 
 def test_a_template_that_trims_trims_what_is_guarded_too() -> None:

@@ -27,6 +27,7 @@ from ..stops import cut, met, safe
 from ..streaming import Stream
 from ..targets import Given, Plan, missing
 from .parameters import COMMON, Check, checked, form
+from .scoring import FORM, Scoring, numbers
 
 TAKES = "give text, or a conversation (a list of dicts with 'role' and 'content')"
 SIGNATURE = parse("prompt:(), stop:(m?) -> ()")
@@ -101,6 +102,8 @@ class Model:
         concurrency: int | None = None,
         chat: bool | None = None,
         prefill: bool = False,
+        scoring: bool = False,
+        counts: Any = None,
     ) -> None:
         if not any(map(inspect.isasyncgenfunction, (backend, type(backend).__call__))):
             raise TypeError(
@@ -112,6 +115,7 @@ class Model:
         self.concurrency = concurrency
         self.backend, self.layers = backend, tuple(layers)
         self.chat, self.prefill = chat, prefill
+        self.scoring, self.counts = scoring, counts
         self.defaults = checked(defaults, parameters)
         self.__signature__ = form(parameters)
         self._run = stack(hosted(stack(backend, guarded, *layers)), viewed(view))
@@ -184,6 +188,8 @@ class Model:
             concurrency=concurrency or self.concurrency,
             chat=self.chat,
             prefill=self.prefill,
+            scoring=self.scoring,
+            counts=self.counts,
         )
 
     @cached_property
@@ -195,6 +201,18 @@ class Model:
         """The same model, giving :class:`Completion` records: text, finish_reason, usage, cached."""
         other = self._with(view=whole)
         return Lifted(other, other, Options())
+
+    @cached_property
+    def scores(self) -> Lifted[Any]:
+        """How likely options are: ``model.scores(prompts, ["Yes", "No"])`` gives the logarithm of the probability that each
+        option is what follows, in an array with one more axis than the prompts.
+
+        An option may be several tokens long; that the answer ends after it is not asked. Only local models know.
+        """
+        if not self.scoring:
+            raise TypeError(f"{self!r} can't score options; a local model (models.transformers) can")
+        scoring = Scoring(self._with(view=numbers).run, self._draws, self.preview)
+        return Lifted(scoring, self, Options(), FORM)
 
     @overload
     def __call__(self, prompt: Scalar, *, samples: None = None, **params: Scalar) -> str: ...
@@ -241,6 +259,11 @@ class Model:
     async def async_run_batched(self, programs: Iterable[Any], *, on_error: str = "raise", concurrency: int = 256) -> list[Any]:
         """The same, awaited."""
         return await self.program.async_run_batched(programs, on_error=on_error, concurrency=concurrency)
+
+    @property
+    def prefilled_tokens(self) -> int:
+        """How many tokens of prompts a local model has read so far. What prompts share counts once."""
+        return int(self.counts.prefilled) if self.counts else 0
 
     def __repr__(self) -> str:
         return f"<model {self.name!r} at {self.endpoint}>"

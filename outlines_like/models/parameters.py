@@ -54,6 +54,14 @@ def stops(name: str, value: Any) -> list[str]:
     return texts
 
 
+def texts(name: str, value: Any) -> list[str]:
+    """A list of strings, none of them empty."""
+    for text in value:
+        if not isinstance(text, str) or not text or broken(text):
+            raise TypeError(f"{name}={value!r:.80} holds {text!r:.40}; it takes strings of valid text, none of them empty")
+    return [str(text) for text in value]
+
+
 def broken(text: str) -> bool:
     """Whether a string is not valid Unicode."""
     try:

@@ -68,6 +68,7 @@ class Worker:
 
     def __init__(self, setup: Setup) -> None:
         self.jobs: dict[int, Job] = {}
+        self.prefilled = 0
         self.ready = False
         self.story = ""
         self._setup = setup
@@ -166,11 +167,18 @@ class Worker:
         return code
 
 
+@dataclass(slots=True)
+class Counts:
+    """What the workers of a model have done: ``prefilled`` is how many tokens of prompts they read."""
+
+    prefilled: int = 0
+
+
 class Pool:
     """Worker processes of one model, started when there are rows for them, and the rows that wait."""
 
-    def __init__(self, setup: Setup) -> None:
-        self._setup = setup
+    def __init__(self, setup: Setup, counts: Counts | None = None) -> None:
+        self._setup, self.counts = setup, counts or Counts()
         self._waiting: deque[Job] = deque()
         self._workers: list[Worker] = []
         self._seats: set[asyncio.Task[None] | None] = set()
@@ -251,6 +259,8 @@ class Pool:
                 if isinstance(report, Ready):
                     worker.ready = True
                 else:
+                    self.counts.prefilled += report.prefilled - worker.prefilled
+                    worker.prefilled = max(worker.prefilled, report.prefilled)
                     deliver(worker.hear(report))
                 self._feed()
 

@@ -66,10 +66,14 @@ class Batch:
         return cls(net, cache, mask, net.read(ids, mask, (mask.cumsum(1) - 1).clamp(min=0), cache))
 
     @property
+    def layers(self) -> list[Any]:
+        """The layers of the cache that hold keys and values."""
+        return [layer for layer in self._cache.layers if getattr(layer, "keys", None) is not None]
+
+    @property
     def weight(self) -> int:
         """Bytes that the keys and values of one token take."""
-        layers = [layer for layer in self._cache.layers if getattr(layer, "keys", None) is not None]
-        return int(sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)) // self._mask.numel()
+        return int(sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)) // self._mask.numel()
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Give each row its next token and get the logits after it."""

@@ -10,10 +10,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from .batches import Batch, Net
-from .engine import Engine
+from .cohorts import Cohorts
+from .engine import Engine, Runner
+from .linears import reorder
 from .prompting import Reader
 from .rows import Habits
 from .sampling import Taste
+from .slots import Slots, packable
 from .wire import Setup
 
 SHARE = 4  # keys and values of all workers may take one part in so many of the memory that is free at the start
@@ -28,8 +31,16 @@ def load(setup: Setup) -> Engine:
     if model.config.is_encoder_decoder:
         raise ValueError(f"{setup.path} is an encoder-decoder model; only decoder models can be loaded so far")
     net = Net(model.to(device(setup.device)))
-    room = spare(net.device) // (SHARE * setup.workers * max(1, Batch.read(net, [[0]]).weight))
-    return Engine(net, Reader(tokenizer, setup.raw), tokenizer, habits(model, tokenizer), room)
+    room = spare(net.device) // (SHARE * setup.workers)
+    weight = max(1, Batch.read(net, [[0]]).weight)
+    return Engine(runner(net, room // 2), Reader(tokenizer, setup.raw), tokenizer, habits(model, tokenizer), room // weight)
+
+
+def runner(net: Net, room: int) -> Runner:
+    """What runs rows of a model fastest. Prefixes kept for later calls may take ``room`` bytes."""
+    packed = packable(net)
+    reorder(net.model)
+    return Slots(packed, room) if packed else Cohorts(net)
 
 
 def threads(workers: int) -> int:
@@ -48,7 +59,7 @@ def device(name: str) -> str:
 
 
 def dtype(name: str) -> torch.dtype:
-    """The precision to compute in. "auto" is float32: answers then do not depend on the company a row runs in."""
+    """The precision to compute in. What "auto" means was settled by the parent."""
     found: torch.dtype = getattr(torch, "float32" if name == "auto" else name)
     return found
 

@@ -44,6 +44,10 @@ class Reader:
             return list(self._tokenizer(prompt)["input_ids"]) or self._start()
         raise BadRequestError("this model has no chat template (or raw=True was set), so it reads text, not a conversation")
 
+    def words(self, text: str) -> list[int]:
+        """The tokens of an answer, which begins no text and holds no control tokens."""
+        return self._encode(text, literal=True)
+
     def _start(self) -> list[int]:
         """What an empty prompt begins with."""
         for token in (self._tokenizer.bos_token_id, self._tokenizer.eos_token_id):
@@ -52,6 +56,8 @@ class Reader:
         raise PromptError("the prompt is empty and this model has no token to begin with")
 
     def _chat_ids(self, turns: Sequence[Message]) -> list[int]:
+        if len(turns) > 1 and turns[-1].role == "assistant" and not words(turns[-1].content).strip():
+            turns = turns[:-1]  # nothing to go on with
         contents = [words(turn.content) for turn in turns]
         marks = [f"{self._mark}{number}x" for number in range(len(turns))]
         text, frame = self._render(turns, contents), self._render(turns, marks)
@@ -62,8 +68,10 @@ class Reader:
 
     def _render(self, turns: Sequence[Message], contents: Sequence[str]) -> str:
         wired = [{**turn.wire(), "content": content} for turn, content in zip(turns, contents, strict=True)]
+        begun = turns[-1].role == "assistant"  # the model goes on with its own words
+        ending = {"continue_final_message": begun, "add_generation_prompt": not begun}
         try:
-            return str(self._tokenizer.apply_chat_template(wired, tokenize=False, add_generation_prompt=True))
+            return str(self._tokenizer.apply_chat_template(wired, tokenize=False, **ending))
         except Exception as error:  # a template may raise whatever it likes
             raise PromptError(f"the model's chat template refuses this conversation: {error}") from error
 

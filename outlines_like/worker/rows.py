@@ -48,6 +48,11 @@ class Row:
         return self.ids + tuple(self.tokens)
 
     @property
+    def last(self) -> int:
+        """The end of that."""
+        return self.tokens[-1] if self.tokens else self.ids[-1]
+
+    @property
     def size(self) -> int:
         """Tokens it may come to hold."""
         return len(self.ids) + self.limit

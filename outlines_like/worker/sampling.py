@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 import torch
+from torch import Tensor
+from torch.nn.functional import pad
 
+BLOCK = 256  # tokens whose chances are summed up before a draw looks at single ones
 HEAD = 1024  # tokens looked at first when a nucleus is cut: sorting a whole vocabulary takes far longer
 
 
@@ -35,29 +38,53 @@ class Draw:
         return (int.from_bytes(digest, "big") >> 11) / 2**53
 
 
-def choose(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
+def choose(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     """The next token of each row."""
-    tokens = logits.argmax(-1).tolist()
-    warm = [row for row, draw in enumerate(draws) if draw.taste.temperature > 0]
-    if warm:
-        for row, token in zip(warm, sample(logits[warm], [draws[row] for row in warm]), strict=True):
-            tokens[row] = token
-    return [int(token) for token in tokens]
+    logits = logits.to("cpu", wide(logits.dtype))
+    tokens = [0] * len(draws)
+    for pick, rows in ((likeliest, _rows(draws, warm=False)), (sample, _rows(draws, warm=True))):
+        if rows:
+            some = logits if len(rows) == len(draws) else logits[rows]
+            for row, token in zip(rows, pick(some, [draws[row] for row in rows]), strict=True):
+                tokens[row] = token
+    return tokens
 
 
-def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
-    """Draw a token for each row by inverting its cumulated probabilities at the row's uniform number."""
-    # In float64 a row alone and a row in company differ by 1e-16, too little to move a draw.
-    cumulated = probabilities(logits, [draw.taste for draw in draws]).cumsum(-1)
-    point = _column(cumulated, [draw.uniform for draw in draws]) * cumulated[:, -1:]
-    places: list[int] = torch.searchsorted(cumulated, point, right=True)[:, 0].clamp_(max=logits.shape[-1] - 1).tolist()
-    return places
+def _rows(draws: Sequence[Draw], *, warm: bool) -> list[int]:
+    return [row for row, draw in enumerate(draws) if (draw.taste.temperature > 0) == warm]
 
 
-def probabilities(logits: torch.Tensor, tastes: Sequence[Taste]) -> torch.Tensor:
-    """What each row draws from, in float64: temperature first, then the best k, then the nucleus."""
-    scores = logits.to("cpu", torch.float64)
-    scores = (scores - scores.amax(-1, keepdim=True)) / _column(scores, [taste.temperature for taste in tastes])
+def likeliest(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
+    """The best token for each row."""
+    tokens: list[int] = logits.argmax(-1).tolist()
+    return tokens
+
+
+def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
+    """Draw a token for each row."""
+    return invert(probabilities(logits, [draw.taste for draw in draws]), [draw.uniform for draw in draws])
+
+
+def invert(chances: Tensor, uniforms: Sequence[float]) -> list[int]:
+    """Where each row's cumulated chances pass its uniform number: first the block, then the place in it.
+
+    Exact, and several times faster than cumulating a whole vocabulary or ``torch.multinomial``.
+    """
+    blocks = pad(chances, (0, -chances.shape[-1] % BLOCK)).reshape(len(chances), -1, BLOCK)
+    ends = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
+    point = _column(ends, uniforms) * ends[:, -1:]
+    block = torch.searchsorted(ends, point, right=True).clamp_(max=ends.shape[-1] - 1)
+    before = pad(ends, (1, 0)).gather(-1, block)
+    inner = blocks[torch.arange(len(blocks)), block[:, 0]].double().cumsum(-1)
+    # Sums by blocks and by single tokens round apart: the place is never past the block's last token with a chance.
+    within = torch.minimum(point - before, inner[:, -1:] * (1 - 2**-52))
+    places: list[int] = (block * BLOCK + torch.searchsorted(inner, within, right=True))[:, 0].tolist()
+    return [min(place, chances.shape[-1] - 1) for place in places]
+
+
+def probabilities(logits: Tensor, tastes: Sequence[Taste]) -> Tensor:
+    """What each row draws from: temperature first, then the best k, then the nucleus."""
+    scores = (logits - logits.amax(-1, keepdim=True)).div_(_column(logits, [taste.temperature for taste in tastes]))
     few = [row for row, taste in enumerate(tastes) if 0 < taste.top_k < scores.shape[-1]]
     if few:
         scores[few] = best(scores[few], [tastes[row].top_k for row in few])
@@ -68,14 +95,14 @@ def probabilities(logits: torch.Tensor, tastes: Sequence[Taste]) -> torch.Tensor
     return chances
 
 
-def best(scores: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+def best(scores: Tensor, counts: Sequence[int]) -> Tensor:
     """Keep each row's ``counts`` highest scores (and what ties with the last of them)."""
     ordered = scores.topk(max(counts)).values
     floor = ordered.gather(-1, torch.tensor(counts)[:, None] - 1)
     return scores.masked_fill(scores < floor, float("-inf"))
 
 
-def nucleus(chances: torch.Tensor, masses: Sequence[float]) -> torch.Tensor:
+def nucleus(chances: Tensor, masses: Sequence[float]) -> Tensor:
     """Keep each row's likeliest tokens that together reach its mass; the first always stays."""
     wanted = _column(chances, masses)
     ordered = chances.topk(min(HEAD, chances.shape[-1])).values
@@ -85,5 +112,10 @@ def nucleus(chances: torch.Tensor, masses: Sequence[float]) -> torch.Tensor:
     return chances.where(chances >= ordered.gather(-1, last), 0.0)
 
 
-def _column(like: torch.Tensor, values: Sequence[float]) -> torch.Tensor:
+def _column(like: Tensor, values: Sequence[float]) -> Tensor:
     return torch.tensor(values, dtype=like.dtype)[:, None]
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The type that sums are kept in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -67,10 +67,11 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class News(msgspec.Struct, frozen=True, tag=True):
-    """What one step of the engine brought."""
+    """What one step of the engine brought, and how many tokens of prompts the worker has read in all."""
 
     answers: list[Answer] = []
     faults: list[Fault] = []
+    prefilled: int = 0
 
 
 Order = Setup | Rows | Cancel

@@ -1,0 +1,179 @@
+"""Local models against transformers' own ways of running them: tokens a second, side by side. Run it with `make bench-local`.
+
+`python benchmarks/local.py [ROUNDS]`. Every figure is the median of rounds taken in turn, ours and theirs one after the
+other on the same two cores; compare ratios, not seconds. Where a peer is slow it answers only some of the prompts, since
+its rate does not depend on how many there are. The last column is what is left when the processor is shared with others:
+rates by the processor time that each side took. W1: 128 prompts of 10 to 200 tokens, greedy, up to 64 new tokens. W2: 16
+questions after one prefix of about 700 tokens, 20 samples each. W3: 512 yes-or-no questions, scores only. W4: W1's first
+32 prompts, watched.
+"""
+
+import gc
+import os
+import statistics
+import sys
+import time
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import psutil
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from workloads import few_shot, short_prompts, yes_or_no
+
+import outlines_like as ol
+from outlines_like.models.boxes import smollm2
+from outlines_like.models.local import precision
+
+PARAMETERS = 135e6
+ENDS = [2, 198]  # <|im_end|> and a line break
+
+
+class Peer:
+    """The same model in this process, as transformers runs it."""
+
+    def __init__(self, dtype):
+        self.tokenizer = AutoTokenizer.from_pretrained(smollm2(), padding_side="left", pad_token="<|im_end|>")
+        self.model = AutoModelForCausalLM.from_pretrained(smollm2(), dtype=getattr(torch, dtype))
+
+    def padded(self, prompts):
+        """Batches of 32, sorted by length and padded."""
+        ids = sorted(self.tokenizer(prompts)["input_ids"], key=len)
+        for k in range(0, len(ids), 32):
+            yield self.tokenizer.pad({"input_ids": ids[k : k + 32]}, return_tensors="pt")
+
+    @torch.inference_mode()
+    def greedy(self, prompts):
+        """New tokens of sorted, padded batches."""
+        count = 0
+        for batch in self.padded(prompts):
+            out = self.model.generate(**batch, max_new_tokens=64, do_sample=False)
+            count += sum(written(row, ENDS[:1]) for row in out[:, batch["input_ids"].shape[1] :].tolist())
+        return count
+
+    @torch.inference_mode()
+    def samples(self, prompts):
+        """New tokens of 20 samples for each prompt."""
+        count, settings = 0, {"temperature": 0.7, "top_k": 0, "top_p": 1.0, "eos_token_id": ENDS}
+        for prompt in prompts:
+            batch = self.tokenizer(prompt, return_tensors="pt")
+            out = self.model.generate(**batch, max_new_tokens=64, do_sample=True, num_return_sequences=20, **settings)
+            count += sum(written(row, ENDS) for row in out[:, batch["input_ids"].shape[1] :].tolist())
+        return count
+
+    @torch.inference_mode()
+    def scores(self, prompts):
+        """Rows scored in padded batches."""
+        for batch in self.padded(prompts):
+            positions = (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)
+            out = self.model(**batch, position_ids=positions, use_cache=False, logits_to_keep=1)
+            out.logits[:, -1].float().log_softmax(-1)
+        return len(prompts)
+
+
+class Ours:
+    """The model of this library, in its worker."""
+
+    def __init__(self, dtype):
+        self.model = ol.models.transformers("smollm2-135m", raw=True, dtype=dtype, max_tokens=64)
+
+    def greedy(self, prompts):
+        """New tokens."""
+        return tokens(self.model.complete(prompts, temperature=0))
+
+    def samples(self, prompts):
+        """New tokens of 20 samples for each prompt."""
+        return tokens(self.model.complete(prompts, samples=20, temperature=0.7, stop="\n"))
+
+    def scores(self, prompts):
+        """Rows scored."""
+        return len(self.model.scores(prompts, [" Yes", " No"]))
+
+    def watched(self, prompts):
+        """Seconds until every row has shown something, and until the end."""
+        start, seen, first = time.perf_counter(), set(), 0.0
+        for index, text, _ in self.model.stream(prompts, temperature=0):
+            if text and index not in seen:
+                seen.add(index)
+                first = time.perf_counter() - start
+        return first, time.perf_counter() - start
+
+
+def written(row, ends):
+    """How many tokens of a row were written before and with its end."""
+    return next((k + 1 for k, token in enumerate(row) if token in ends), len(row))
+
+
+def tokens(completions):
+    """New tokens of completions."""
+    return sum(completion.usage.completion_tokens for completion in completions.ravel())
+
+
+def processes():
+    """This process and its workers."""
+    here = psutil.Process()
+    return [here, *here.children(recursive=True)]
+
+
+def busy():
+    """Processor seconds taken so far."""
+    return sum(process.cpu_times().user + process.cpu_times().system for process in processes())
+
+
+def rates(work, prompts):
+    """Things a second, and things by two processor seconds."""
+    gc.collect()
+    start, used = time.perf_counter(), busy()
+    count = work(prompts)
+    return count / (time.perf_counter() - start), 2 * count / (busy() - used)
+
+
+def gemm(dtype):
+    """Multiplications and additions a second, in the shape of the model's largest layer."""
+    left, right = torch.randn(256, 576, dtype=dtype), torch.randn(576, 1536, dtype=dtype)
+    best = float("inf")
+    for _ in range(20):
+        start = time.perf_counter()
+        for _ in range(20):
+            left @ right
+        best = min(best, (time.perf_counter() - start) / 20)
+    return 2 * 256 * 576 * 1536 / best
+
+
+def compare(name, ours, theirs, rounds):
+    """A line of the table: medians of both, taken in turn."""
+    pairs = [(*rates(*theirs), *rates(*ours)) for _ in range(rounds)]
+    peer, peer_cpu, own, own_cpu = (statistics.median(column) for column in zip(*pairs, strict=True))
+    print(f"| {name} | {own:.1f} | {peer:.1f} | {own / peer:.1f} | {own_cpu / peer_cpu:.1f} |", flush=True)
+    return own
+
+
+def main(rounds=3):
+    """Print the table."""
+    dtype = precision("auto", False)
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    peer, ours = Peer(dtype), Ours(dtype)
+    short, long, asked = short_prompts(), few_shot(), yes_or_no()
+    with ol.cache.disabled():
+        ours.greedy(short[:4]), peer.greedy(short[:4])
+        rate = gemm(getattr(torch, dtype))
+        most = rate / PARAMETERS / 2
+        print(f"{dtype}, {rate / 1e9:.0f} GFLOP/s here now: at most {most:.0f} tokens/s; load {os.getloadavg()[0]:.1f}")
+        print("| workload | ours | peer | ratio | by processor time |\n|---|---|---|---|---|")
+        own = compare("W1 tokens/s; `generate`, sorted, padded, 32", (ours.greedy, short), (peer.greedy, short), rounds)
+        compare("W2 tokens/s; `num_return_sequences=20`", (ours.samples, long), (peer.samples, long[:1]), rounds)
+        compare("W3 rows/s; padded batches of 32", (ours.scores, asked), (peer.scores, asked[:64]), rounds)
+        start = time.perf_counter()
+        ours.model(short[:32], temperature=0, max_tokens=1)
+        once = time.perf_counter() - start
+        eager = rates(ours.greedy, short[:32])
+        first, whole = ours.watched(short[:32])
+        print(f"W4: all 32 rows began within {first:.2f} s ({first / once:.1f} times a call for one token each)")
+        print(f"W4: {tokens(ours.model.complete(short[:32], temperature=0)) / whole:.1f} tokens/s watched, {eager[0]:.1f} not")
+        worker = max(process.memory_info().rss for process in processes()[1:])
+        print(f"memory: worker {worker / 2**20:.0f} MiB; W1 is {own / most:.2f} of what the processor can do")
+        print(f"load at the end {os.getloadavg()[0]:.1f}")
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,131 @@
+"""The general way to run rows: padded batches, through public methods of transformers' caches alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+import torch
+
+from ..requests import Completion
+from .batches import Batch, Net
+from .rows import Row
+from .scoring import Quiz, logarithms
+
+PREFILL = 1024  # tokens, with padding, that are read in one go: it bounds how long running rows wait for new ones
+
+
+def together(waiting: Iterable[Row], *, rows: int, room: int, even: bool) -> list[Row]:
+    """Which rows to read next: the oldest, and of those behind it the ones closest in length.
+
+    At most ``rows`` of them, holding at most ``room`` tokens together; only equally long ones if ``even``. Rows with
+    equal prompts count once, as the prompt is read once.
+    """
+    window = list(islice(waiting, rows))
+    oldest = len(window[0].text) if window else 0
+    group: list[Row] = []
+    texts: set[tuple[int, ...]] = set()
+    for row in sorted(window, key=lambda row: abs(len(row.text) - oldest)):
+        both = texts | {row.text}
+        wide = len(both) * max(map(len, both)) > PREFILL or (len(group) + 1) * max(r.size for r in [*group, row]) > room
+        if group and (wide or (even and len(row.text) != oldest)):
+            break
+        group, texts = [*group, row], both
+    return group
+
+
+class Cohort:
+    """Rows and the batch they are decoded in."""
+
+    def __init__(self, rows: Sequence[Row], batch: Batch) -> None:
+        self.rows, self.batch = list(rows), batch
+
+    @classmethod
+    def read(cls, net: Net, rows: Sequence[Row]) -> Cohort:
+        """Read the rows' prompts, each different one once."""
+        places = {text: place for place, text in enumerate(dict.fromkeys(row.text for row in rows))}
+        batch = Batch.read(net, list(places))
+        batch.select([places[row.text] for row in rows])
+        return cls(rows, batch)
+
+    def extend(self) -> None:
+        """Read the tokens chosen last."""
+        self.batch.extend([row.tokens[-1] for row in self.rows])
+
+    def keep(self, ids: set[int]) -> None:
+        """Keep the rows named by ``ids``."""
+        places = [place for place, row in enumerate(self.rows) if row.id in ids]
+        if len(places) < len(self.rows):
+            self.rows = [self.rows[place] for place in places]
+            if places:
+                self.batch.select(places)
+
+    def join(self, other: Cohort) -> None:
+        """Take the rows of ``other`` in."""
+        self.batch.join(other.batch)
+        self.rows += other.rows
+
+
+class Cohorts:
+    """Runs rows of any decoder model: one batch where keys and values can be padded, else one for each length."""
+
+    def __init__(self, net: Net) -> None:
+        self._net, self._filling = net, False
+        self._cohorts: list[Cohort] = []
+        self.prefilled = 0
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows that run."""
+        return [row for cohort in self._cohorts for row in cohort.rows]
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """What each row's next token is chosen from."""
+        return torch.cat([cohort.batch.logits for cohort in self._cohorts])
+
+    def pick(self, waiting: Sequence[Row], free: int, room: int) -> list[Row]:
+        """Which waiting rows to let in now."""
+        running = self.rows
+        # New rows come in crowds: reading one prompt at a time would hold up all that run for each of them.
+        enough = free >= min(len(waiting), (free + len(running)) // 4)
+        self._filling = bool(waiting) and free > 0 and (enough or self._filling)
+        left = room - len(running) * max((row.size for row in running), default=0)
+        if not self._filling or (running and left < waiting[0].size):
+            return []
+        group = together(waiting, rows=free, room=left, even=not self._net.plain)
+        self._filling = len(group) < free
+        return group
+
+    def advance(self, group: Sequence[Row]) -> None:
+        """Read what each running row wrote last, and the texts of new rows."""
+        for cohort in self._cohorts:
+            cohort.extend()
+        if group:
+            self._enter(Cohort.read(self._net, group))
+            self.prefilled += sum(map(len, {row.text for row in group}))
+
+    def _enter(self, cohort: Cohort) -> None:
+        if self._net.plain and self._cohorts:
+            self._cohorts[0].join(cohort)
+        else:
+            self._cohorts.append(cohort)
+
+    def score(self, quizzes: Sequence[Quiz]) -> list[Completion]:
+        """Score the first quiz's answers: each of their beginnings is read as a text of its own."""
+        quiz = quizzes[0]
+        texts = [quiz.text, *(quiz.text + tail[: k + 1] for tail in quiz.tails for k in range(len(tail)))]
+        if self._net.plain:
+            found = logarithms(Batch.read(self._net, texts).logits)
+        else:
+            found = torch.cat([logarithms(Batch.read(self._net, [text]).logits) for text in texts])
+        self.prefilled += sum(map(len, texts))
+        parts = torch.split(found[1:], [len(tail) for tail in quiz.tails]) if quiz.tails else ()
+        return [quiz.completion(found[0], dict(zip(quiz.tails, parts, strict=True)))]
+
+    def keep(self, rows: Iterable[Row]) -> None:
+        """Let all other rows go."""
+        ids = {row.id for row in rows}
+        for cohort in self._cohorts:
+            cohort.keep(ids)
+        self._cohorts = [cohort for cohort in self._cohorts if cohort.rows]
