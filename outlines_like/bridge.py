@@ -212,22 +212,22 @@ def wait(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop | None = 
 def submitted(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
     """``work``, begun on another loop."""
     try:
-        answer = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+        future = asyncio.run_coroutine_threadsafe(work, loop)
     except RuntimeError:  # it is closed
         work.close()
         raise OutlinesError(ENDED) from None
     if loop is not home().loop:
-        heed(answer, loop, work)
-    return answer
+        heed(future, loop, work)
+    return asyncio.wrap_future(future)
 
 
-def heed(answer: asyncio.Future[T], loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
-    """Let ``answer`` fail when a user's ``loop`` ends that has taken ``work`` and will never begin it."""
-    if loop.is_closed() and not answer.done():
+def heed(future: Future[T], loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
+    """Let ``future`` fail when a user's ``loop`` ends that has taken ``work`` and will never begin it."""
+    if loop.is_closed() and not future.done():
         work.close()
-        answer.set_exception(OutlinesError(ENDED))
-    elif not answer.done():
-        asyncio.get_running_loop().call_later(PULSE, heed, answer, loop, work)
+        future.set_exception(OutlinesError(ENDED))
+    elif not future.done():
+        asyncio.get_running_loop().call_later(PULSE, heed, future, loop, work)
 
 
 async def across(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
