@@ -23,6 +23,8 @@ from .streams import Pump, arriving, carrying, outlast
 
 T = TypeVar("T")
 HERE = threading.local()  # its ``home`` is the one whose loop this thread runs
+ENDED = "the event loop that ran this ended before it was done"
+PULSE = 0.2  # seconds between two looks at whether a user's loop still lives
 PATIENCE = 5.0  # seconds for cleaning up, at exit and after Ctrl-C
 
 
@@ -207,16 +209,37 @@ def wait(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop | None = 
         raise
 
 
+def submitted(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
+    """``work``, begun on another loop."""
+    try:
+        future = asyncio.run_coroutine_threadsafe(work, loop)
+    except RuntimeError:  # it is closed
+        work.close()
+        raise OutlinesError(ENDED) from None
+    if loop is not home().loop:
+        heed(future, loop, work)
+    return asyncio.wrap_future(future)
+
+
+def heed(future: Future[T], loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
+    """Let ``future`` fail when a user's ``loop`` ends that has taken ``work`` and will never begin it."""
+    if loop.is_closed() and not future.done():
+        work.close()
+        future.set_exception(OutlinesError(ENDED))
+    elif not future.done():
+        asyncio.get_running_loop().call_later(PULSE, heed, future, loop, work)
+
+
 async def across(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
     """Run ``work`` on ``loop``, from whichever loop this is."""
     if loop is asyncio.get_running_loop():
         return await work
-    answer: asyncio.Future[T] = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+    answer = submitted(loop, work)
     try:
         return await answer
     except asyncio.CancelledError:
         if (task := asyncio.current_task()) is not None and not task.cancelling():
-            raise OutlinesError("the event loop that ran this ended before it was done") from None
+            raise OutlinesError(ENDED) from None
         raise
 
 
@@ -224,7 +247,7 @@ async def insist(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None
     """The same for a clean-up, which is waited for even by those who are cancelled."""
     if loop is asyncio.get_running_loop():
         return await work
-    answer = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+    answer = submitted(loop, work)
     await outlast([answer])
     return answer.result()
 

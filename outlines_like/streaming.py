@@ -63,7 +63,7 @@ class Run:
                     async for burst in bursts:
                         self._tell(burst)
         except asyncio.CancelledError:
-            self.gone, self.error = True, OutlinesError("the event loop that ran this ended before it was done")
+            self.gone, self.error = True, OutlinesError(bridge.ENDED)
             raise
         except BaseException as error:
             self.error = error
