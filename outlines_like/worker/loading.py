@@ -33,7 +33,7 @@ def load(setup: Setup) -> Engine:
     net = Net(model.to(device(setup.device)))
     room = spare(net.device) // (SHARE * setup.workers)
     weight = max(1, Batch.read(net, [[0]]).weight)
-    return Engine(runner(net, room // 2), Reader(tokenizer, setup.raw), tokenizer, habits(model, tokenizer), room // weight)
+    return Engine(runner(net, room // 8), Reader(tokenizer, setup.raw), tokenizer, habits(model, tokenizer), room // weight)
 
 
 def runner(net: Net, room: int) -> Runner:
