@@ -21,7 +21,7 @@ Sentiment:"""
 
 
 def main():
-    model = ol.models.transformers("smollm2-135m", raw=True, temperature=0, max_tokens=2, stop="\n")
+    model = ol.models.transformers("smollm2-135m", raw=True, deterministic=True, temperature=0, max_tokens=2, stop="\n")
 
     @ol.elemwise
     def mood(review):

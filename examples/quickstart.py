@@ -58,8 +58,8 @@ def show(title, array):
 
 def main():
     with tempfile.TemporaryDirectory() as folder, ol.cache.at(folder):
-        base = ol.models.transformers("smollm2-135m", raw=True)
-        chat = ol.models.transformers("smollm2-135m")
+        base = ol.models.transformers("smollm2-135m", raw=True, deterministic=True)
+        chat = ol.models.transformers("smollm2-135m", deterministic=True)
         (moods, answers, names), written = tour(base, chat)
         print(f"\nA column of reviews: shape {moods.shape}")
         for review, mood in zip(REVIEWS, moods, strict=True):

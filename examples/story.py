@@ -21,7 +21,7 @@ def tell(lm, animal):
 
 
 def main():
-    lm = ol.models.transformers("smollm2-135m")
+    lm = ol.models.transformers("smollm2-135m", deterministic=True)
     for part in lm.stream() + tell("fish"):
         print(part.delta, end="", flush=True)
     print(f"\n\ncaptured: {', '.join(part.captures)}; tokens written: {part.usage.completion_tokens}")

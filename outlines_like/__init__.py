@@ -127,3 +127,7 @@ __all__ = [  # noqa: RUF022  plain order
     "watch",
     "zip_latest",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

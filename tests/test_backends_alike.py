@@ -16,7 +16,7 @@ def model(request):
         return ol.models.fake(lambda asked: f"{asked.text} {asked.sample}")
     if request.param == "smollm2":
         request.getfixturevalue("smollm2")
-        return ol.models.transformers("smollm2-135m")
+        return ol.models.transformers("smollm2-135m", deterministic=True)
     base_url, name = request.getfixturevalue("serve")
     return ol.models.openai(name, base_url=base_url, concurrency=2)
 
