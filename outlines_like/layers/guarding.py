@@ -17,7 +17,9 @@ def guarded(run: Elementwise) -> Elementwise:
         try:
             async with aclosing(run(rows)) as bursts:
                 async for burst in bursts:
-                    left.difference_update(event.row for event in burst if event.done)
+                    for row, _, done in burst:
+                        if done:
+                            left.discard(row)
                     yield burst
         except Exception as error:
             yield [Event(row, Failure(error)) for row in sorted(left)]

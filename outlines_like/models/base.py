@@ -62,11 +62,11 @@ def viewed(view: View) -> Layer:
     """Give of each completion what the caller asked for."""
 
     def seen(row: Request, value: Any, done: bool) -> Any:
+        if type(value) is Completion:
+            return view(stopped(value, row.params["stop"], done) if "stop" in row.params else value)
         if isinstance(value, Failure):
             return value
-        if not isinstance(value, Completion):
-            return Failure(TypeError(f"a backend's events hold Completions or Failures, not {type(value).__name__}"))
-        return view(stopped(value, row.params["stop"], done) if "stop" in row.params else value)
+        return Failure(TypeError(f"a backend's events hold Completions or Failures, not {type(value).__name__}"))
 
     def layer(run: Elementwise) -> Elementwise:
         async def viewed_run(rows: Sequence[Any]) -> Bursts:

@@ -66,7 +66,8 @@ def fake(
     async def run(requests: Sequence[Request]) -> Bursts:
         if log is not None:
             log.append(list(requests))
-        await asyncio.sleep(delay)
+        if delay:
+            await asyncio.sleep(delay)
         answers = [answer_to(request, answer, fail) for request in requests]
         if requests[0].terms.live:
             for burst in growing(answers):
