@@ -13,15 +13,15 @@ def guarded(run: Elementwise) -> Elementwise:
     """An exception of the backend becomes the failure of the rows that it had not finished."""
 
     async def guarded_run(rows: Sequence[Any]) -> Bursts:
-        left = set(range(len(rows)))
+        ended: set[int] = set()
         try:
             async with aclosing(run(rows)) as bursts:
                 async for burst in bursts:
                     for row, _, done in burst:
                         if done:
-                            left.discard(row)
+                            ended.add(row)
                     yield burst
         except Exception as error:
-            yield [Event(row, Failure(error)) for row in sorted(left)]
+            yield [Event(row, Failure(error)) for row in range(len(rows)) if row not in ended]
 
     return guarded_run

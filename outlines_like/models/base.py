@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from functools import cached_property
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, overload
 
@@ -34,14 +35,10 @@ SIGNATURE = parse("prompt:(), stop:(m?) -> ()")
 View = Callable[[Completion], Any]
 
 
-def family(request: Request) -> str:
-    """What requests that differ in the sample number alone have in common: they may be one call."""
-    return request.family
+family = attrgetter("family")  # what requests that differ in the sample number alone have in common: they may be one call
 
 
-def text_of(completion: Completion) -> str:
-    """What a model gives by default."""
-    return completion.text
+text_of = attrgetter("text")  # what a model gives by default
 
 
 def whole(completion: Completion) -> Completion:
