@@ -1,12 +1,15 @@
 """What all tests share: a store of their own, and the fixtures of the rooms."""
 
 import importlib.util
+import signal
 
 import pytest
 
 from outlines_like import bridge
 
 pytest_plugins = [name for name in ("tests.local_fixtures", "tests.remote_fixtures") if importlib.util.find_spec(name)]
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started us with Ctrl-C ignored
 
 
 @pytest.fixture(autouse=True)
@@ -16,4 +19,4 @@ def store_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("OUTLINES_LIKE_CACHE", str(folder))
     yield folder
     if store := bridge.disown(("store", str(folder))):
-        bridge.wait(store.aclose())
+        bridge.wait(store.aclose)

@@ -14,7 +14,8 @@ from collections.abc import Callable, Coroutine, Generator, Hashable, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from contextvars import ContextVar
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
 from .errors import BlockingError, OutlinesError
@@ -177,35 +178,65 @@ class Errand:
 ERRAND: ContextVar[Errand | None] = ContextVar("ERRAND", default=None)
 
 
-def wait(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop | None = None) -> T:
-    """Run ``work`` on ``loop``, by default the library's, and block this thread until it is done.
+class Job(Generic[T]):
+    """Work on a loop for a thread that waits. Its coroutine is made there, where no Ctrl-C can fall before its start."""
+
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self.work = work
+        self.future: Future[T] = Future()
+        self.ended = threading.Event()
+
+    async def _run(self) -> T:
+        with carrying():
+            return await self.work()
+
+    def begin(self) -> None:
+        """Start it, on the loop that runs this."""
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(self._run())
+        task.add_done_callback(self._settle)
+        self.future.add_done_callback(lambda future: future.cancelled() and loop.call_soon_threadsafe(task.cancel))
+
+    def _settle(self, task: asyncio.Task[T]) -> None:
+        if task.cancelled():
+            self.future.cancel()
+        elif self.future.set_running_or_notify_cancel():
+            settle(self.future, task)
+        self.ended.set()
+
+    def leave(self) -> None:
+        """Nobody waits any more: cancel it, and wait a while for it to clean up."""
+        if self.future.cancel():
+            self.ended.wait(PATIENCE)
+
+
+def settle(future: Future[T], task: asyncio.Task[T]) -> None:
+    """Give ``future`` what ``task`` came to."""
+    if (error := task.exception()) is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(task.result())
+
+
+def wait(work: Callable[..., Coroutine[Any, Any, T]], *args: Any, loop: asyncio.AbstractEventLoop | None = None) -> T:
+    """Run ``work(*args)`` on ``loop``, by default the library's, and block this thread until it is done.
 
     Ctrl-C cancels it and comes through.
     """
     if on_loop():
-        work.close()
         raise BlockingError("this call blocks the event loop that has to answer it; in async code write `await f.acall(...)`")
-    done = threading.Event()
-
-    async def tracked() -> T:
-        try:
-            with carrying():
-                return await work
-        finally:
-            done.set()
-
     here = home()
-    future = asyncio.run_coroutine_threadsafe(tracked(), loop or here.loop)
-    if (errand := ERRAND.get()) is not None:
-        errand.begin(future)
+    job = Job(partial(work, *args))
     try:
+        (loop or here.loop).call_soon_threadsafe(job.begin)
+        if (errand := ERRAND.get()) is not None:
+            errand.begin(job.future)
         with arriving():
-            return future.result()
+            return job.future.result()
     except BaseException:
         if here.closing and threading.current_thread().daemon:
             threading.Event().wait()  # the process ends, and this thread with it: there is nobody to tell
-        if future.cancel():
-            done.wait(PATIENCE)
+        job.leave()
         raise
 
 
@@ -257,24 +288,22 @@ async def ask(work: Coroutine[Any, Any, T]) -> T:
     return await across(home().loop, work)
 
 
-def release(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> None:
+def release(work: Callable[[], Coroutine[Any, Any, None]], loop: asyncio.AbstractEventLoop) -> None:
     """Run a clean-up on ``loop``: at once where this thread may block, else soon."""
-    if loop.is_closed():
-        work.close()
-    elif on_loop() or loop is running():
-        home().errands.add(errand := asyncio.run_coroutine_threadsafe(work, loop))
+    if loop is running() or on_loop():
+        home().errands.add(errand := asyncio.run_coroutine_threadsafe(work(), loop))
         errand.add_done_callback(home().errands.discard)
-    else:
-        wait(work, loop)
+    elif not loop.is_closed():
+        wait(work, loop=loop)
 
 
 def iterate(pump: Pump, loop: asyncio.AbstractEventLoop) -> Generator[list[Any], None, None]:
     """A plain iterator over what ``pump`` reads on ``loop``. Leaving it early stops it."""
     try:
-        while (burst := wait(pump.take(), loop)) is not None:
+        while (burst := wait(pump.take, loop=loop)) is not None:
             yield burst
     finally:
-        release(pump.stop(), loop)
+        release(pump.stop, loop)
 
 
 def hosted(run: Elementwise) -> Elementwise:

@@ -62,7 +62,7 @@ def refresh() -> Setting[str]:
 
 def clear() -> None:
     """Forget all answers of the store that a call would use just now."""
-    bridge.wait(caching.cleared(terms().store))
+    bridge.wait(caching.cleared, terms().store)
 
 
 def terms(live: bool = False, scope: str = "") -> Terms:

@@ -56,7 +56,7 @@ class Lifted(Generic[T]):
     def __call__(self, /, *args: Any, samples: int | None = None, **kwargs: Any) -> Any:
         """Answers in the shape of the arguments, with a trailing axis of ``samples`` if asked. Blocks until all are there."""
         work = self._work(args, samples, kwargs)
-        return work.result(bridge.wait(work.values()) if work.rows else [])
+        return work.result(bridge.wait(work.values) if work.rows else [])
 
     async def acall(self, /, *args: Any, samples: int | None = None, **kwargs: Any) -> Any:
         """The same, awaited. An async function runs in this loop."""

@@ -290,7 +290,7 @@ class Stream(Generic[T]):
             if not items.gi_running:
                 items.close()
         for pump, loop in list(self._pumps):
-            bridge.release(pump.stop(), loop)
+            bridge.release(pump.stop, loop)
 
     async def aclose(self) -> None:
         """End every ``async for`` over this stream; one that waits in another task sees it end."""

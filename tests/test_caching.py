@@ -53,7 +53,7 @@ class Counter:
 
 def answers(run: Elementwise, rows: Sequence[Any]) -> list[Any]:
     """The answers of all rows."""
-    return bridge.wait(last_values(run(rows), len(rows)))
+    return bridge.wait(last_values, run(rows), len(rows))
 
 
 def texts(run: Elementwise, rows: Sequence[Any]) -> list[str]:
@@ -68,12 +68,7 @@ def own_folder(tmp_path: Path) -> Iterator[Path]:
     with cache.at(folder):
         yield folder
     if store := bridge.disown(("store", str(folder))):
-        bridge.wait(closed(store))
-
-
-async def closed(store: Any) -> None:
-    """Close it."""
-    await store.aclose()
+        bridge.wait(store.aclose)
 
 
 STORES = ["default", "explicit", "mapping"]
@@ -117,7 +112,7 @@ def test_known_rows_come_in_one_burst_before_the_others(store: Any) -> None:
         async with aclosing(run(rows)) as stream:
             return [[event.row for event in burst] async for burst in stream]
 
-    assert bridge.wait(bursts()) == [[0, 2, 4, 6, 8], [1], [3], [5], [7]]
+    assert bridge.wait(bursts) == [[0, 2, 4, 6, 8], [1], [3], [5], [7]]
 
 
 def test_values_of_plain_functions_come_back_as_they_were(store: Any) -> None:
@@ -172,7 +167,7 @@ def test_leaving_early_keeps_what_was_done(store: Any) -> None:
                 if burst[0].row == 3:
                     return
 
-    bridge.wait(leave())
+    bridge.wait(leave)
     assert texts(run, requests(10))[:4] == ["answer 1", "answer 2", "answer 3", "answer 4"]
     assert len(backend.asked) == 10
 
@@ -243,7 +238,7 @@ def test_rows_of_one_call_may_name_stores_of_their_own(tmp_path: Path) -> None:
     assert texts(run, rows) == [f"answer {i}" for i in range(1, 7)]
     assert texts(run, rows) == ["answer 3", "answer 7", "answer 8", "answer 6", "answer 9", "answer 10"]
     for place in "ab":
-        bridge.wait(closed(bridge.disown(("store", str(tmp_path / place)))))
+        bridge.wait(bridge.disown(("store", str(tmp_path / place))).aclose)
 
 
 def test_clear_empties_the_store_of_this_place(tmp_path: Path) -> None:
@@ -254,7 +249,7 @@ def test_clear_empties_the_store_of_this_place(tmp_path: Path) -> None:
     assert texts(run, requests(1)) == ["answer 1"]
     cache.clear()
     assert texts(run, requests(1)) == ["answer 4"]
-    bridge.wait(closed(bridge.disown(("store", str(tmp_path / "other")))))
+    bridge.wait(bridge.disown(("store", str(tmp_path / "other"))).aclose)
 
 
 def test_known_tells_which_rows_are_stored() -> None:
@@ -267,7 +262,7 @@ def test_known_tells_which_rows_are_stored() -> None:
 
 def test_answers_outlive_the_store_object(own_folder: Path) -> None:
     texts(cached()(Counter()), requests(50))
-    bridge.wait(closed(bridge.disown(("store", str(own_folder)))))
+    bridge.wait(bridge.disown(("store", str(own_folder))).aclose)
     store = Store(own_folder)
     assert {value.text for value in store.get_many([row.key for row in requests(50)]).values()} == {
         f"answer {i}" for i in range(1, 51)
@@ -282,7 +277,7 @@ def test_a_store_that_can_not_be_used_costs_a_warning_and_no_answer(tmp_path: Pa
         with pytest.warns(StoreWarning, match="can't be used"):
             assert texts(run, requests(2)) == ["answer 1", "answer 2"]
         assert texts(run, [request("q")]) == ["answer 3"]
-    bridge.wait(closed(bridge.disown(("store", str(tmp_path / "file" / "answers")))))
+    bridge.wait(bridge.disown(("store", str(tmp_path / "file" / "answers"))).aclose)
 
 
 def test_looking_up_many_large_answers_does_not_hold_up_the_loop() -> None:
@@ -305,6 +300,6 @@ def test_looking_up_many_large_answers_does_not_hold_up_the_loop() -> None:
         ticking.cancel()
         return found
 
-    assert len(bridge.wait(work())) == len(backend.asked) == 500
+    assert len(bridge.wait(work)) == len(backend.asked) == 500
     assert gaps
     assert max(gaps) < 0.15

@@ -21,7 +21,7 @@ def tasks_at_home():
             await asyncio.sleep(0)
         return len(asyncio.all_tasks()) - 1
 
-    return bridge.wait(count())
+    return bridge.wait(count)
 
 
 @pytest.fixture(autouse=True)

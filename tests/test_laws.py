@@ -54,7 +54,7 @@ def watched(run, rows):
         assert asyncio.all_tasks() == before
         return events
 
-    return within(lambda: bridge.wait(watch()), LIMIT)
+    return within(lambda: bridge.wait(watch), LIMIT)
 
 
 def shown(value):
@@ -129,7 +129,7 @@ def test_leaving_at_any_event_closes_everything(layers, texts, seed, stay):
         assert backend.opened == backend.closed
         assert asyncio.all_tasks() == before
 
-    within(lambda: bridge.wait(leave()), LIMIT)
+    within(lambda: bridge.wait(leave), LIMIT)
 
 
 @LAW
@@ -148,7 +148,7 @@ def test_cancelling_at_any_step_closes_everything(layers, texts, seed, steps):
         assert backend.opened == backend.closed
         assert asyncio.all_tasks() == before
 
-    within(lambda: bridge.wait(cancel()), LIMIT)
+    within(lambda: bridge.wait(cancel), LIMIT)
 
 
 @settings(max_examples=40, deadline=None)
@@ -179,7 +179,7 @@ def test_two_readers_of_one_stack_do_not_mix(layers, texts, seed):
     async def both():
         return await asyncio.gather(last_values(run(rows), len(rows)), last_values(run(rows[::-1]), len(rows)))
 
-    one, other = within(lambda: bridge.wait(both()), LIMIT)
+    one, other = within(lambda: bridge.wait(both), LIMIT)
     assert [value.text for value in one] == [reply(row) for row in rows]
     assert [value.text for value in other] == [reply(row) for row in rows[::-1]]
 

@@ -15,7 +15,7 @@ from .backends import Drawn, Shuffled, endless, requests_of, within
 
 
 def answers(run, rows):
-    return within(lambda: bridge.wait(last_values(run(rows), len(rows))))
+    return within(lambda: bridge.wait(last_values, run(rows), len(rows)))
 
 
 def logging(log):
@@ -148,7 +148,7 @@ def test_a_limit_is_shared_by_all_who_hold_it():
     async def all_of_them():
         return await asyncio.gather(*(last_values(run(range(10)), 10) for run in runs))
 
-    assert within(lambda: bridge.wait(all_of_them())) == [list(range(10))] * 3
+    assert within(lambda: bridge.wait(all_of_them)) == [list(range(10))] * 3
     assert gate.most == 2
     assert limit.held == 0
 
@@ -286,7 +286,7 @@ async def turns(n=5):
 
 def in_flight(story):
     """Run ``story`` on the library's loop, where the table of calls under way is."""
-    within(lambda: bridge.wait(story()))
+    within(lambda: bridge.wait(story))
 
 
 def test_three_calls_in_flight_of_an_equal_prompt_are_one_request():

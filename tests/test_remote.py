@@ -71,7 +71,7 @@ def told(model: Model, rows: Sequence[Request]) -> list[ol.Event]:
         async with aclosing(model.backend(rows)) as bursts:
             return [event async for burst in bursts for event in burst]
 
-    return bridge.wait(run())
+    return bridge.wait(run)
 
 
 def outcomes(model: Model, rows: Sequence[Request]) -> list[Any]:
@@ -803,7 +803,7 @@ def test_a_cancelled_call_closes_its_connection(replay: Replay, live: bool) -> N
                     pass
 
     with pytest.raises(TimeoutError):
-        bridge.wait(run())
+        bridge.wait(run)
     assert replay.log("cancel")[0].gone.wait(5)
     assert len(replay.log("cancel")) == 1
 

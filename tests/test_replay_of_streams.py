@@ -255,7 +255,7 @@ def open_sockets(port):
 )
 def test_leaving_a_hundred_times_leaves_nothing(replay, times, operator, request):
     """Each time all connections are closed within a second; no task, thread, socket or file stays."""
-    bridge.wait(close_links())  # connections that other tests have kept alive would be counted, and end in the middle
+    bridge.wait(close_links)  # connections that other tests have kept alive would be counted, and end in the middle
     name = f"leave {request.node.callspec.id}".replace(" ", "-")
     url = replay.replay("T16", name)
     model = ol.models.openai("m", base_url=url, api_key="k")
@@ -268,7 +268,7 @@ def test_leaving_a_hundred_times_leaves_nothing(replay, times, operator, request
                 break
             assert all(arrival.gone.wait(1) for arrival in replay.log(name))
             assert open_sockets(replay.port) == []
-            counts.append((threading.active_count(), process.num_fds(), bridge.wait(tasks())))
+            counts.append((threading.active_count(), process.num_fds(), bridge.wait(tasks)))
     assert {len(set(column)) for column in zip(*counts[5:], strict=True)} == {1}, counts[5:]
 
 

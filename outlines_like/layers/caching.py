@@ -130,7 +130,7 @@ def known(rows: Sequence[Any]) -> set[str]:
         hits = await known_events(rows, await places_of(rows, None), lambda row: row.key)
         return {rows[event.row].key for event in hits}
 
-    return bridge.wait(ask())
+    return bridge.wait(ask)
 
 
 def cached(store: Store | MutableMapping[str, Any] | None = None, *, version: str = "") -> Layer:

@@ -188,7 +188,7 @@ class LM:
 
     def _read(self) -> State:
         if self.state is None:
-            bridge.wait(read(self, Visit(blocked=self.unblocked("str(lm)"))))
+            bridge.wait(read, self, Visit(blocked=self.unblocked("str(lm)")))
         return self.final
 
     def unblocked(self, what: str) -> asyncio.AbstractEventLoop | None:
@@ -296,7 +296,7 @@ class LM:
         """
         blocked = self.unblocked("lm.run_batched(...)")
         lms = [self + program for program in programs]
-        return outcomes(bridge.wait(settled(lms, Visit(blocked=blocked), concurrency)), lms, on_error)
+        return outcomes(bridge.wait(settled, lms, Visit(blocked=blocked), concurrency), lms, on_error)
 
     async def async_run_batched(self, programs: Iterable[Any], *, on_error: str = "raise", concurrency: int = 256) -> list[Any]:
         """The same, awaited. Async programs run in this loop."""

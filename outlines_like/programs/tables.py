@@ -16,7 +16,7 @@ def run_all(programs: Any) -> arrays.Array:
     """Programs as an array, all of them run. What is no program stays as it is."""
     cells = arrays.cells(programs)
     lms = [cell for cell in cells.ravel().tolist() if isinstance(cell, LM)]
-    outcomes(bridge.wait(settled(lms, Visit(), CONCURRENCY)) if lms else [], lms, "raise")
+    outcomes(bridge.wait(settled, lms, Visit(), CONCURRENCY) if lms else [], lms, "raise")
     return cells
 
 
