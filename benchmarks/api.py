@@ -1,12 +1,16 @@
 """Mapping chat completions over a server that is not the bottleneck: requests a second, and processor time for each.
 
 The server is `mockserver.c`, pinned to one core where that can be done; the clients run on the others, in turn, several rounds.
-Run it with `.venv/bin/python benchmarks/api.py [requests]`. It needs gcc, and openai for the comparison.
+Run it with `.venv/bin/python benchmarks/api.py [requests] [python]`. It needs gcc. `python` belongs to an environment that
+holds the peers (`pip install openai httpx-aiohttp litellm langchain-openai`); without it they are left out.
 """
 
 import asyncio
 import contextlib
+import heapq
+import math
 import os
+import re
 import socket
 import statistics
 import subprocess
@@ -22,10 +26,12 @@ import outlines_like as ol
 
 ROUNDS = 5
 WINDOW = 256  # requests under way
+MEAN = 0.4  # seconds, where the server takes its time
+SEED = 7
 
 
 @contextlib.contextmanager
-def server():
+def server(*settings):
     """The base URL of a running mock server."""
     source = Path(__file__).with_name("mockserver.c")
     with tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
@@ -33,7 +39,7 @@ def server():
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
         probe.close()
-        with subprocess.Popen([f"{folder}/server", f"--port={port}"], stdout=subprocess.DEVNULL) as process:
+        with subprocess.Popen([f"{folder}/server", f"--port={port}", *settings], stdout=subprocess.DEVNULL) as process:
             try:
                 split_cores(process.pid)
                 wait_for(port)
@@ -95,24 +101,6 @@ def ours_stored(url, prompts):
         return texts
 
 
-def openai_python(url, prompts):
-    """openai-python's async client, as its documentation shows it."""
-    import openai
-
-    async def ask():
-        limit = asyncio.Semaphore(WINDOW)
-        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
-
-            async def one(prompt):
-                async with limit:
-                    answer = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": prompt}])
-                return answer.choices[0].message.content
-
-            return await asyncio.gather(*(one(prompt) for prompt in prompts))
-
-    return asyncio.run(ask())
-
-
 def measured(work, url, prompts):
     """Requests a second, and milliseconds of processor time for each."""
     wall, processor = time.perf_counter(), time.process_time()
@@ -122,14 +110,22 @@ def measured(work, url, prompts):
     return len(prompts) / (time.perf_counter() - wall), (time.process_time() - processor) / len(prompts) * 1e3
 
 
-def main(n=5000):
-    clients = {"bare aiohttp": bare, "ours, store off": ours, "ours, store on": ours_stored, "openai-python": openai_python}
-    figures = {name: [] for name in clients}
-    with server() as url:
-        for _ in range(ROUNDS):
-            for name, work in clients.items():
-                size = n if name != "openai-python" else n // 10
-                figures[name].append(measured(work, url, [f"prompt {i}" for i in range(size)]))
+def compared(url, n, python):
+    """Rounds of every client, in turn: names to lists of (requests a second, ms of CPU a request)."""
+    figures = {name: [] for name in CLIENTS} | {name: [] for name in PEERS if python}
+    for _ in range(ROUNDS):
+        for name, rounds in figures.items():
+            if name in CLIENTS:
+                rounds.append(measured(CLIENTS[name], url, [f"prompt {i}" for i in range(n)]))
+            else:
+                command = [python, Path(__file__).with_name("api_peers.py"), name, url, str(n // 20), str(WINDOW)]
+                out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+                rounds.append(tuple(map(float, out.split()[-2:])))
+    return figures
+
+
+def table(figures):
+    """The medians, in Markdown."""
     rates = {name: statistics.median(rate for rate, _ in rounds) for name, rounds in figures.items()}
     print("| client | requests/s | of bare aiohttp | CPU ms a request |\n|---|---|---|---|")
     for name, rounds in figures.items():
@@ -137,5 +133,79 @@ def main(n=5000):
         print(f"| {name} | {rates[name]:,.0f} | {rates[name] / rates['bare aiohttp']:.2f} | {cpu:.3f} |")
 
 
+def warm(url, n=20_000):
+    """Rows a second of a second call, whose answers are all on disk."""
+    with tempfile.TemporaryDirectory() as folder, ol.cache.at(folder):
+        model = ol.models.openai("m", base_url=url, concurrency=WINDOW)
+        prompts = [f"prompt {i}" for i in range(n)]
+        model(prompts)
+        start = time.perf_counter()
+        model(prompts)
+        return n / (time.perf_counter() - start)
+
+
+def noise(state):
+    """The next number of splitmix64, between 0 and 1, and the state after it."""
+    state = (state + 0x9E3779B97F4A7C15) % 2**64
+    z = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % 2**64
+    return (((z ^ (z >> 31)) >> 11) + 0.5) / 2**53, state
+
+
+def latency(text, sigma, mean=MEAN):
+    """The seconds that the server took for this answer, which names the hash that they were drawn with."""
+    one, state = noise(int(re.search("h([0-9a-f]{16})", text)[1], 16) ^ SEED)
+    normal = math.sqrt(-2 * math.log(one)) * math.cos(2 * math.pi * noise(state)[0])
+    return mean * math.exp(-sigma * sigma / 2 + sigma * normal)
+
+
+def schedule(latencies):
+    """The least time in which ``WINDOW`` requests at a time can do it, each begun when the first under way ends."""
+    busy = [0.0] * WINDOW
+    for seconds in latencies:
+        heapq.heapreplace(busy, busy[0] + seconds)
+    return max(busy)
+
+
+def against_schedule(url, n=1000, sigma=0.5):
+    """Our seconds for requests that take a lognormal time, and those of the ideal schedule."""
+    start = time.perf_counter()
+    texts = ours(url, [f"prompt {i}" for i in range(n)])
+    return time.perf_counter() - start, schedule(latency(text, sigma) for text in texts)
+
+
+MEMORY = """
+import resource, sys
+import outlines_like as ol
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+before = peak()
+model = ol.models.openai("m", base_url=sys.argv[1], concurrency=256)
+with ol.cache.disabled():
+    texts = model([f"prompt {i}" for i in range(100_000)])
+print(peak() - before)
+"""
+
+
+def memory(url):
+    """MB that a call of 100,000 prompts adds to a fresh interpreter's, prompts and answers included."""
+    command = [sys.executable, "-c", MEMORY, url]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+CLIENTS = {"bare aiohttp": bare, "ours, store off": ours, "ours, store on": ours_stored}
+PEERS = ("openai, httpx", "openai, aiohttp", "litellm", "LangChain")
+
+
+def main(n="20000", python=""):
+    with server() as url:
+        table(compared(url, int(n), python))
+        print(f"\nwarm store: {statistics.median(warm(url) for _ in range(3)):,.0f} rows/s")
+        print(f"memory of 100,000 prompts: {memory(url):.0f} MB")
+    with server(f"--latency=lognormal:{1000 * MEAN:.0f}:0.5", f"--seed={SEED}") as url:
+        runs = [against_schedule(url) for _ in range(3)]
+        took, ideal = min(runs)
+        print(f"1,000 requests of lognormal 400 ms: {took:.2f} s, ideal {ideal:.2f} s, ratio {took / ideal:.2f}")
+
+
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(*sys.argv[1:])
