@@ -2,6 +2,7 @@
 
 import importlib.util
 import signal
+import sys
 
 import pytest
 
@@ -9,6 +10,7 @@ from outlines_like import bridge
 
 pytest_plugins = [name for name in ("tests.local_fixtures", "tests.remote_fixtures") if importlib.util.find_spec(name)]
 
+sys.modules["uvloop"] = None  # here everything runs on asyncio's own loop; the tests' scripts run on uvloop
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started us with Ctrl-C ignored
 
 

@@ -39,11 +39,21 @@ class Closable(Protocol):
 C = TypeVar("C", bound=Closable)
 
 
+def new_loop() -> asyncio.AbstractEventLoop:
+    """A loop of uvloop's where that is installed (the extra ``fast``), else asyncio's own."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
 class Home:
     """An event loop in a daemon thread, and what it owns: the library's own, or one for a single reader's operators."""
 
     def __init__(self, name: str = "outlines_like") -> None:
-        self.loop = asyncio.new_event_loop()
+        self.loop = new_loop()
         self.loop.slow_callback_duration = PATIENCE  # a big array's burst is no fault, and debug mode would report it
         self.owned: dict[Hashable, Closable] = {}
         self.errands: set[Future[None]] = set()

@@ -41,6 +41,11 @@ answers = model([f"row {i}" for i in range(200)])
 print("asked", len(asked), answers[0], answers[199])
 """
 
+LOOPS = {
+    "asyncio": "import sys\nsys.modules['uvloop'] = None\n",
+    "uvloop": "import outlines_like.bridge as b\nassert type(b.home().loop).__module__ == 'uvloop', type(b.home().loop)",
+}
+
 
 def test_a_second_run_of_a_script_asks_nothing_and_gives_the_same():
     """All 200 answers come from the store."""
@@ -66,10 +71,10 @@ def test_kill_9_loses_only_what_was_in_flight():
     assert safe > 50
 
 
-@pytest.mark.parametrize("to_group", [False, True])
-def test_ctrl_c_ends_a_script_and_keeps_what_is_done(to_group):
+@pytest.mark.parametrize(("to_group", "loop"), [(False, "uvloop"), (True, "asyncio")])
+def test_ctrl_c_ends_a_script_and_keeps_what_is_done(to_group, loop):
     """A KeyboardInterrupt comes through, the answers until then are kept, nothing else is said."""
-    code = MAP.replace("answers = model(", "import sys\ntry:\n    answers = model(").replace(
+    code = LOOPS[loop] + MAP.replace("answers = model(", "import sys\ntry:\n    answers = model(").replace(
         "\nprint(", "\nexcept KeyboardInterrupt:\n    sys.exit(130)\nprint("
     )
     script = subprocess.Popen(
