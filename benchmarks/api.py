@@ -1,7 +1,7 @@
 """Mapping chat completions over a server that is not the bottleneck: requests a second, and processor time for each.
 
 The server is `mockserver.c`, pinned to one core where that can be done; the clients run on the others, in turn, several rounds.
-Run it with `.venv/bin/python benchmarks/api.py [requests] [python]`. It needs gcc. `python` belongs to an environment that
+Run it with `.venv/bin/python benchmarks/api.py [requests] [python]`. It needs gcc and uvloop. `python` is of an environment that
 holds the peers (`pip install openai httpx-aiohttp litellm langchain-openai`); without it they are left out.
 """
 
@@ -65,7 +65,7 @@ def wait_for(port):
     raise RuntimeError("the mock server did not start")
 
 
-def bare(url, prompts):
+def bare(url, prompts, run=asyncio.run):
     """The least that aiohttp can do: a pool of workers over one iterator, msgspec, no errors handled."""
 
     async def ask():
@@ -83,7 +83,14 @@ def bare(url, prompts):
             await asyncio.gather(*(work() for _ in range(WINDOW)))
         return texts
 
-    return asyncio.run(ask())
+    return run(ask())
+
+
+def bare_uvloop(url, prompts):
+    """The same on uvloop."""
+    import uvloop
+
+    return bare(url, prompts, uvloop.run)
 
 
 def ours(url, prompts):
@@ -133,17 +140,6 @@ def table(figures):
         print(f"| {name} | {rates[name]:,.0f} | {rates[name] / rates['bare aiohttp']:.2f} | {cpu:.3f} |")
 
 
-def warm(url, n=20_000):
-    """Rows a second of a second call, whose answers are all on disk."""
-    with tempfile.TemporaryDirectory() as folder, ol.cache.at(folder):
-        model = ol.models.openai("m", base_url=url, concurrency=WINDOW)
-        prompts = [f"prompt {i}" for i in range(n)]
-        model(prompts)
-        start = time.perf_counter()
-        model(prompts)
-        return n / (time.perf_counter() - start)
-
-
 def noise(state):
     """The next number of splitmix64, between 0 and 1, and the state after it."""
     state = (state + 0x9E3779B97F4A7C15) % 2**64
@@ -174,33 +170,42 @@ def against_schedule(url, n=1000, sigma=0.5):
     return time.perf_counter() - start, schedule(latency(text, sigma) for text in texts)
 
 
-MEMORY = """
-import resource, sys
+SCRIPT = """
+import resource, sys, time
 import outlines_like as ol
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-before = peak()
-model = ol.models.openai("m", base_url=sys.argv[1], concurrency=256)
-with ol.cache.disabled():
-    texts = model([f"prompt {i}" for i in range(100_000)])
-print(peak() - before)
+url, folder, n = sys.argv[1], sys.argv[2], int(sys.argv[3])
+prompts = [f"prompt {i}" for i in range(n)]
+before, start = peak(), time.perf_counter()
+with ol.cache.at(folder) if folder else ol.cache.disabled():
+    texts = ol.models.openai("m", base_url=url, concurrency=256)(prompts)
+assert all(texts)
+print(time.perf_counter() - start, peak() - before)
 """
 
 
-def memory(url):
-    """MB that a call of 100,000 prompts adds to a fresh interpreter's, prompts and answers included."""
-    command = [sys.executable, "-c", MEMORY, url]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+def script(url, folder, n):
+    """The seconds and MB that a call of ``n`` prompts takes in a fresh process."""
+    command = [sys.executable, "-c", SCRIPT, url, folder, str(n)]
+    return tuple(map(float, subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()))
 
 
-CLIENTS = {"bare aiohttp": bare, "ours, store off": ours, "ours, store on": ours_stored}
+def warm(url, n=20_000):
+    """Rows a second of later scripts, whose answers are all on disk."""
+    with tempfile.TemporaryDirectory() as folder:
+        script(url, folder, n)
+        return n / statistics.median(script(url, folder, n)[0] for _ in range(ROUNDS))
+
+
+CLIENTS = {"bare aiohttp": bare, "bare aiohttp, uvloop": bare_uvloop, "ours, store off": ours, "ours, store on": ours_stored}
 PEERS = ("openai, httpx", "openai, aiohttp", "litellm", "LangChain")
 
 
 def main(n="20000", python=""):
     with server() as url:
         table(compared(url, int(n), python))
-        print(f"\nwarm store: {statistics.median(warm(url) for _ in range(3)):,.0f} rows/s")
-        print(f"memory of 100,000 prompts: {memory(url):.0f} MB")
+        print(f"\nwarm store, in a fresh process: {warm(url):,.0f} rows/s")
+        print(f"memory of a call of 100,000 prompts: {script(url, '', 100_000)[1]:.0f} MB")
     with server(f"--latency=lognormal:{1000 * MEAN:.0f}:0.5", f"--seed={SEED}") as url:
         runs = [against_schedule(url) for _ in range(3)]
         took, ideal = min(runs)
