@@ -1,8 +1,8 @@
 """Mapping chat completions over a server that is not the bottleneck: requests a second, and processor time for each.
 
 The server is `mockserver.c`, pinned to one core where that can be done; the clients run on the others, in turn, several rounds.
-Run it with `.venv/bin/python benchmarks/api.py [requests] [python]`. It needs gcc and uvloop. `python` is of an environment that
-holds the peers (`pip install openai httpx-aiohttp litellm langchain-openai`); without it they are left out.
+Run it with `.venv/bin/python benchmarks/api.py [requests] [python]`. It needs gcc and uvloop. `python` is of an environment
+that holds the peers (`pip install openai httpx-aiohttp litellm langchain-openai`); without it they are left out.
 """
 
 import asyncio
