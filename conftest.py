@@ -1,5 +1,6 @@
 """What all tests share: a store of their own, and the fixtures of the rooms."""
 
+import gc
 import importlib.util
 import signal
 import sys
@@ -22,3 +23,9 @@ def store_folder(tmp_path, monkeypatch):
     yield folder
     if store := bridge.disown(("store", str(folder))):
         bridge.wait(store.aclose)
+
+
+def pytest_collection_finish():
+    """What the imports have made stays: no collection of garbage needs to look at it again."""
+    gc.collect()
+    gc.freeze()
