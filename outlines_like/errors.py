@@ -78,10 +78,12 @@ class ModelError(OutlinesError):
 
     ``status`` is the HTTP status where there was one, ``retryable`` says whether the same request
     may do better later, ``retry_after`` (seconds) is the server's word on when, and ``hint`` is
-    what to do about it.
+    what to do about it. After a ``hopeless`` one no other request to this server is worth sending:
+    it ends its whole call.
     """
 
     retryable = False
+    hopeless = False
     hint = ""
 
     def __init__(
@@ -122,6 +124,7 @@ class PromptError(BadRequestError, ValueError):
 class AuthenticationError(ModelError):
     """The key is missing or refused."""
 
+    hopeless = True
     hint = "Set OPENAI_API_KEY or pass api_key=."
 
 
@@ -137,6 +140,8 @@ class NotFoundError(ModelError):
 
 class QuotaError(ModelError):
     """The account's quota is used up; waiting a little will not help."""
+
+    hopeless = True
 
 
 class RateLimitError(ModelError):

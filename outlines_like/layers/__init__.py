@@ -4,8 +4,9 @@ from .batching import batched
 from .caching import cached
 from .deduplication import deduped
 from .guarding import guarded
+from .halting import halted
 from .limiting import Limit, limited
 from .retrying import retried
 from .tapping import tapped
 
-__all__ = ["Limit", "batched", "cached", "deduped", "guarded", "limited", "retried", "tapped"]
+__all__ = ["Limit", "batched", "cached", "deduped", "guarded", "halted", "limited", "retried", "tapped"]

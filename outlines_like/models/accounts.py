@@ -7,7 +7,8 @@ import re
 import warnings
 from collections.abc import Mapping
 from ipaddress import ip_address
-from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
+from typing import NamedTuple
+from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from ..requests import digest
 from .masking import Mask, Secret
@@ -17,26 +18,66 @@ PATHS = {"chat": "/chat/completions", "completions": "/completions"}
 TELLING = re.compile(r"key|token|secret|sig|auth|pass|cookie|credential", re.IGNORECASE)
 
 
+class Azure(NamedTuple):
+    """How Azure names a model: by the version of its interface, and the deployment."""
+
+    version: str
+    deployment: str
+
+    def address(self, base: str) -> str:
+        """The deployment's address, under that of the resource or of the deployment itself."""
+        parts = urlsplit(base.strip())
+        path = parts.path.rstrip("/")
+        if "/deployments/" not in path:
+            path = f"{path.removesuffix('/openai')}/openai/deployments/{quote(self.deployment, safe='')}"
+        query = [(name, value) for name, value in parse_qsl(parts.query) if name != "api-version"]
+        return parts._replace(path=path, query=urlencode([*query, ("api-version", self.version)])).geturl()
+
+
+def given_address(base_url: str | None, azure: Azure | None) -> str:
+    """Where to ask: what was given, else what the environment says."""
+    named = os.environ.get("AZURE_OPENAI_ENDPOINT") if azure else None
+    base = base_url if base_url is not None else named or os.environ.get("OPENAI_BASE_URL") or OPENAI
+    return azure.address(base) if azure else base
+
+
+def given_key(api_key: str | None, azure: Azure | None) -> str:
+    """The key: what was given, else what the environment says."""
+    named = os.environ.get("AZURE_OPENAI_API_KEY") if azure else None
+    key = api_key if api_key is not None else named or os.environ.get("OPENAI_API_KEY", "")
+    if not isinstance(key, str):
+        raise TypeError(f"api_key= is {type(key).__name__}; it takes a text")
+    return key
+
+
 class Account:
     """The address of an endpoint and what is shown to it. No secret of it is seen from outside.
 
-    ``place`` is the address without secrets, for messages and for keys of the store; ``name`` tells accounts apart.
+    ``place`` is the address without secrets, for messages and for keys of the store; ``name`` tells accounts apart, and
+    ``customer`` who asks whom, whatever for.
     """
 
-    def __init__(self, base_url: str | None, api_key: str | None, endpoint: str, headers: Mapping[str, str]) -> None:
-        base = (os.environ.get("OPENAI_BASE_URL") or OPENAI) if base_url is None else base_url
-        key = os.environ.get("OPENAI_API_KEY", "") if api_key is None else api_key
-        if not isinstance(key, str):
-            raise TypeError(f"api_key= is {type(key).__name__}; it takes a text")
+    def __init__(
+        self,
+        base_url: str | None,
+        api_key: str | None,
+        endpoint: str,
+        headers: Mapping[str, str],
+        azure: Azure | None = None,
+    ) -> None:
+        base = given_address(base_url, azure)
+        shown_key = keyed(given_key(api_key, azure), azure)
         parts = checked(base.strip().removesuffix("/").removesuffix(PATHS[endpoint]))
         path = parts.path.rstrip("/") + PATHS[endpoint]
         shown = [(name, value) for name, value in parse_qsl(parts.query) if not TELLING.search(name)]
         self.place = urlunsplit((parts.scheme, parts.netloc, path, urlencode(shown), ""))
         self.origin = urlunsplit((parts.scheme, parts.netloc, "", "", ""))
         self.url = Secret(urlunsplit((parts.scheme, parts.netloc, path, parts.query, "")))
-        self.headers = {**bearer(key), **{name: Secret(checked_header(name, value)) for name, value in headers.items()}}
+        self.headers = {**shown_key, **{name: Secret(checked_header(name, value)) for name, value in headers.items()}}
         self.mask = Mask([*self._secrets(), *(Secret(value) for name, value in parse_qsl(parts.query) if TELLING.search(name))])
-        self.name = digest([self.url.reveal(), sorted((name, value.reveal()) for name, value in self.headers.items())])
+        shown_to = sorted((name, value.reveal()) for name, value in self.headers.items())
+        self.name = digest([self.url.reveal(), shown_to])
+        self.customer = digest([parts.netloc, parts.path.rstrip("/"), parts.query, shown_to])
         self.keyless = not self.headers and self.origin == "https://api.openai.com"
         warn_if_bare(parts.scheme, parts.hostname or "", bool(self.headers))
 
@@ -68,10 +109,12 @@ def checked_header(name: str, value: str) -> str:
     return value
 
 
-def bearer(key: str) -> dict[str, Secret]:
+def keyed(key: str, azure: Azure | None) -> dict[str, Secret]:
     """The header that shows a key."""
-    key = key.strip()
-    return {"Authorization": Secret(f"Bearer {checked_header('api_key', key)}")} if key else {}
+    key = checked_header("api_key", key.strip())
+    if not key:
+        return {}
+    return {"api-key": Secret(key)} if azure else {"Authorization": Secret(f"Bearer {key}")}
 
 
 def warn_if_bare(scheme: str, host: str, secret: bool) -> None:

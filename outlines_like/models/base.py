@@ -14,11 +14,12 @@ from typing import Any, overload
 from msgspec.structs import replace
 
 from ..arrays import Array, Call, is_conversation, is_message
-from ..bridge import hosted
+from ..bridge import hosted, wait
 from ..calling import Options
 from ..errors import PromptError
 from ..events import Bursts, Elementwise, Event, Failure, Layer, Snapshot, stack
 from ..layers import batched, guarded
+from ..layers.batching import By
 from ..layers.caching import known
 from ..lifting import Lifted, Scalar
 from ..programs import LM, Watch
@@ -97,6 +98,7 @@ class Model:
         parameters: Mapping[str, Check] = COMMON,
         view: View = text_of,
         concurrency: int | None = None,
+        company: By = family,
         chat: bool | None = None,
         prefill: bool = False,
         scoring: bool = False,
@@ -109,7 +111,7 @@ class Model:
         if not isinstance(name, str) or not name:
             raise ValueError(f"a model's name is {name!r}; it takes a text that is not empty")
         self.name, self.endpoint, self.parameters, self.view = name, endpoint, parameters, view
-        self.concurrency = concurrency
+        self.concurrency, self.company = concurrency, company
         self.backend, self.layers = backend, tuple(layers)
         self.chat, self.prefill = chat, prefill
         self.scoring, self.counts = scoring, counts
@@ -157,7 +159,11 @@ class Model:
         keys = {row.key: row for row in rows}
         stored = known(list(keys.values()))
         todo = [row for key, row in keys.items() if key not in stored]
-        return Plan(len(rows), sum(row.key in stored for row in rows), len(keys), len({row.family for row in todo}))
+        return Plan(len(rows), sum(row.key in stored for row in rows), len(keys), wait(self._calls(todo)))
+
+    async def _calls(self, rows: Sequence[Request]) -> int:
+        """How many calls of the backend ``rows`` take, as far as is known of it."""
+        return len(set(map(self.company, rows)))
 
     def layered(self, *layers: Layer) -> Model:
         """The same model with more layers round it."""
@@ -165,7 +171,7 @@ class Model:
 
     def bounded(self, concurrency: int) -> Model:
         """The same model with at most ``concurrency`` requests of one call under way."""
-        return self._with(layers=(*self.layers, batched(by=family, concurrency=concurrency)), concurrency=concurrency)
+        return self._with(layers=(*self.layers, batched(by=self.company, concurrency=concurrency)), concurrency=concurrency)
 
     def bound(self, owner: object) -> Model:
         """The same: a model is no method."""
@@ -183,6 +189,7 @@ class Model:
             parameters=self.parameters,
             view=view or self.view,
             concurrency=concurrency or self.concurrency,
+            company=self.company,
             chat=self.chat,
             prefill=self.prefill,
             scoring=self.scoring,

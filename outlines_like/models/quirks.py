@@ -6,11 +6,14 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import msgspec
+
 from ..errors import BadRequestError
 from ..requests import Request, digest
 from ..stops import sendable
 from .refusals import Said
 
+WRITES = 256  # tokens that an answer without a limit is expected to have
 OPTIONAL = ("max_tokens", "stop", "stream")  # fields that can do without: renamed, applied by us, or told whole
 UNSUPPORTED = re.compile(
     r"unsupported|not support|unrecognized|unknown|unexpected|not permitted|not allowed|extra_forbidden|extra inputs"
@@ -88,6 +91,11 @@ def company(request: Request, dialect: Dialect) -> str:
     """Which requests may share one: those that differ in the sample alone, as many as the server takes."""
     most = 1 if "seed" in request.params else dialect.choices
     return f"{request.family}:{request.sample // most}"
+
+
+def weight(request: Request, count: int) -> float:
+    """About how many tokens a request for ``count`` samples takes: four characters each, and what it may write."""
+    return len(msgspec.json.encode(request.prompt)) / 4 + count * float(request.params.get("max_tokens", WRITES))
 
 
 def learnt(dialect: Dialect, said: Said, sent: Mapping[str, Any]) -> Dialect:

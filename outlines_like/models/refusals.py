@@ -235,6 +235,29 @@ def _resets(headers: Headers, now: float) -> Iterator[float | None]:
             yield _duration(headers[name]) if _until(headers[name], now) is None else _until(headers[name], now)
 
 
+class Allowance(NamedTuple):
+    """What a server says of one of its limits: how many in all, how many left, and the seconds until all are back."""
+
+    limit: float
+    left: float
+    reset: float
+
+
+def allowances(headers: Headers, now: float) -> dict[str, Allowance]:
+    """What headers say of the limits on "requests" and "tokens"."""
+    told = {name: _allowance(headers, name, now) for name in ("requests", "tokens") if f"x-ratelimit-limit-{name}" in headers}
+    return {name: allowance for name, allowance in told.items() if allowance is not None}
+
+
+def _allowance(headers: Headers, name: str, now: float) -> Allowance | None:
+    limit, left = (_number(headers.get(f"x-ratelimit-{what}-{name}", "")) for what in ("limit", "remaining"))
+    text = headers.get(f"x-ratelimit-reset-{name}", "")
+    reset = _duration(text) if (until := _until(text, now)) is None else until
+    if limit is None or left is None or reset is None or not 0 <= left <= limit or not 0 < reset < NONSENSE or limit < 1:
+        return None
+    return Allowance(limit, left, reset)
+
+
 def _number(text: str) -> float | None:
     try:
         number = float(text)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
+import socket
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -19,12 +22,13 @@ from .. import bridge
 from ..checks import count
 from ..errors import AuthenticationError, MalformedError, ModelError, NotFoundError, TimedOutError, UnreachableError
 from ..events import Burst, Bursts, Elementwise, Event, Failure, Layer, subset
-from ..layers import Limit, batched, cached, deduped, retried
-from ..requests import Request
+from ..layers import Limit, batched, cached, deduped, halted, retried
+from ..requests import Request, Usage
 from ..streams import interleave
 from . import quirks, refusals, wire
-from .accounts import PATHS, Account
+from .accounts import PATHS, Account, Azure
 from .base import Model
+from .pacing import CrowdedError, Pace, Speed, Turn, speed
 from .parameters import COMMON, Check, number, plain, text
 from .quirks import Dialect
 
@@ -34,6 +38,7 @@ LINGER = 1.0  # seconds to wait for the counts after all choices of a stream hav
 DRAINING = 0.05  # seconds to wait for the end of a body whose last event was read
 PLAIN = Dialect()
 REASON = 65536  # bytes of a refusal that are read
+FILES = "Lower concurrency=, or raise the limit by `ulimit -n`."
 FAULTS = (aiohttp.ClientError, HttpProcessingError, OSError, ValueError, EOFError, RecursionError)
 
 PARAMETERS: Mapping[str, Check] = {
@@ -53,7 +58,7 @@ PARAMETERS: Mapping[str, Check] = {
 class Settings(NamedTuple):
     """How patient a remote model is, in seconds, and how much it asks at once."""
 
-    concurrency: int
+    speed: Speed
     timeout: float
     idle_timeout: float
     trust_env: bool
@@ -116,13 +121,32 @@ class Watch:
         self._response.close()
 
 
+class Wire:
+    """How a request went out: over a connection ``opened`` for it, or over one that was kept."""
+
+    __slots__ = ("opened",)
+
+    def __init__(self) -> None:
+        self.opened = False
+
+
+WIRE: ContextVar[Wire | None] = ContextVar("WIRE", default=None)
+
+
+def opened(address: aiohttp.AddrInfoType) -> socket.socket:
+    """A new socket, noted as such for the request that needs it."""
+    if (wire := WIRE.get()) is not None:
+        wire.opened = True
+    return socket.socket(*address[:3])
+
+
 class Link:
     """The connections to one server as one customer, and what was learnt about it. The library's loop owns it."""
 
     def __init__(self, account: Account, trust_env: bool) -> None:
         headers = {"Content-Type": "application/json", "Accept-Encoding": "gzip", "User-Agent": "outlines_like"}
         self.session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT, ttl_dns_cache=60),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT, ttl_dns_cache=60, socket_factory=opened),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={**headers, **{name: value.reveal() for name, value in account.headers.items()}},
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECTING),
@@ -132,7 +156,6 @@ class Link:
         )
         self.url = yarl.URL(account.url.reveal())
         self.dialects: dict[str, Dialect] = {}
-        self._gates: dict[tuple[str, int], Limit] = {}
         self._deadlines: dict[float, Deadlines] = {}
 
     def dialect(self, model: str) -> Dialect:
@@ -142,12 +165,6 @@ class Link:
     def learn(self, model: str, dialect: Dialect) -> None:
         """Add to what is known."""
         self.dialects[model] = self.dialect(model).joined(dialect)
-
-    def gate(self, model: str, size: int) -> Limit:
-        """Bounds the requests on the wire, also where one call needs several."""
-        if (model, size) not in self._gates:
-            self._gates[model, size] = Limit(size)
-        return self._gates[model, size]
 
     def deadlines(self, seconds: float) -> Deadlines:
         """Bounds the time of each request."""
@@ -173,7 +190,7 @@ class Remote:
             yield await self._whole(link, requests)  # the common case takes the short way
             return
         batches = self._plan(requests)
-        async with aclosing(interleave(partial(self._batch, link, requests), batches, self.settings.concurrency)) as bursts:
+        async with aclosing(interleave(partial(self._batch, link, requests), batches, self.settings.speed.most)) as bursts:
             async for burst in bursts:
                 yield burst
 
@@ -191,6 +208,17 @@ class Remote:
     def _link(self) -> Link:
         trust_env = self.settings.trust_env
         return bridge.owned(("link", self.account.name, trust_env), lambda: Link(self.account, trust_env))
+
+    def pace(self, model: str) -> Pace:
+        """How fast ``model`` is asked, over all that ask it as this customer."""
+        pace = bridge.owned(("pace", self.account.customer, model), lambda: Pace(self.settings.speed))
+        pace.settle(self.settings.speed)
+        return pace
+
+    def _turn(self, asked: Sequence[Request]) -> Turn:
+        """Leave to send a request."""
+        pace = self.pace(asked[0].model)
+        return pace.turn(quirks.weight(asked[0], len(asked)) if pace.weighs else 0.0)
 
     async def _batch(self, link: Link, requests: Sequence[Request], rows: list[int]) -> Bursts:
         """The answers of one HTTP request, then those that the server left out of it."""
@@ -212,14 +240,21 @@ class Remote:
     async def _whole(self, link: Link, asked: Sequence[Request]) -> Burst:
         """All choices of an answer, which comes in one piece."""
         try:
-            async with link.gate(asked[0].model, self.settings.concurrency):
-                with link.deadlines(self.settings.timeout):
-                    outcomes = await self._answers(link, asked)
+            async with self._turn(asked):
+                outcomes = await self._timely(link, asked)
         except ModelError as error:
             outcomes = [Failure(error)] * len(asked)
-        except FAULTS as error:
-            outcomes = [Failure(self._fault(error))] * len(asked)
         return [Event(row, bare(outcome)) for row, outcome in enumerate(outcomes)]
+
+    async def _timely(self, link: Link, asked: Sequence[Request]) -> list[wire.Outcome]:
+        """The answers, in time. Any fault is an error of ours."""
+        try:
+            with link.deadlines(self.settings.timeout):
+                return await self._answers(link, asked)
+        except ModelError:
+            raise
+        except FAULTS as error:
+            raise self._fault(error) from None
 
     async def _answers(self, link: Link, asked: Sequence[Request]) -> list[wire.Outcome]:
         response = await self._accepted(link, asked, live=False)
@@ -227,7 +262,14 @@ class Remote:
             answer = wire.decoded(await self._body(response), response.headers.get("Content-Type", ""), self.account.mask)
         finally:
             response.close()
+        self._weigh(asked, wire.usage_of(answer))
         return wire.answers(answer, len(asked), asked[0].params.get("stop", ()), partial(self._inner, response.headers))
+
+    def _weigh(self, asked: Sequence[Request], usage: Usage) -> None:
+        """Book the tokens that an answer took where they matter, in place of those expected."""
+        pace = self.pace(asked[0].model)
+        if pace.weighs and usage.prompt_tokens:
+            pace.weigh(usage.prompt_tokens + usage.completion_tokens - quirks.weight(asked[0], len(asked)))
 
     async def _accepted(self, link: Link, asked: Sequence[Request], *, live: bool) -> aiohttp.ClientResponse:
         """A response with status 200. What a refusal teaches about the server is kept, and tried at once."""
@@ -236,6 +278,7 @@ class Remote:
             dialect = link.dialect(model)
             sent = quirks.body(asked[0], len(asked), dialect, endpoint=self.endpoint, live=live, prefill=self.settings.prefill)
             response = await self._post(link, sent)
+            self._hear(model, response.headers)
             if response.status == 200:
                 return response
             said, error = await self._refusal(response)
@@ -248,8 +291,19 @@ class Remote:
         if self.account.keyless:
             raise AuthenticationError("no API key is set")
         body = msgspec.json.encode(sent)
-        data = io.BytesIO(body) if len(body) > 2**19 else body  # aiohttp warns of bytes larger than 1 MiB
-        return await link.session.post(link.url, data=data, allow_redirects=False)
+        while True:
+            WIRE.set(wire := Wire())
+            data = io.BytesIO(body) if len(body) > 2**19 else body  # aiohttp warns of bytes larger than 1 MiB
+            try:
+                return await link.session.post(link.url, data=data, allow_redirects=False)
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+                if wire.opened or not unheard(error):
+                    raise  # else the server had closed a connection that we kept, and every try uses up one of those
+
+    def _hear(self, model: str, headers: Mapping[str, str]) -> None:
+        """Take the server's word on what is left of its limits."""
+        if "x-ratelimit-limit-requests" in headers or "x-ratelimit-limit-tokens" in headers:
+            self.pace(model).hear(refusals.allowances(headers, time.time()))
 
     async def _refusal(self, response: aiohttp.ClientResponse) -> tuple[refusals.Said, ModelError]:
         """What a server that did not answer says instead."""
@@ -284,16 +338,26 @@ class Remote:
     async def _watched(self, link: Link, asked: Sequence[Request]) -> Bursts:
         """Ask, and tell all choices while they come."""
         telling = wire.Telling(len(asked), asked[0].params.get("stop", ()))
-        async with link.gate(asked[0].model, self.settings.concurrency):
-            try:
-                async with aclosing(self._told(link, asked, telling)) as bursts:
-                    async for burst in bursts:
-                        yield burst
-            except ModelError as error:
-                telling.fail(error)
-            except FAULTS as error:
-                telling.fail(self._fault(error))
+        try:
+            async with self._turn(asked), aclosing(self._heard(link, asked, telling)) as bursts:
+                async for burst in bursts:
+                    yield burst
+        except ModelError as error:
+            telling.fail(error)
         yield [Event(row, bare(outcome)) for row, outcome in telling.outcomes().items()]
+
+    async def _heard(self, link: Link, asked: Sequence[Request], telling: wire.Telling) -> Bursts:
+        """The partial answers of a stream. Any fault is an error of ours."""
+        try:
+            async with aclosing(self._told(link, asked, telling)) as bursts:
+                async for burst in bursts:
+                    yield burst
+        except ModelError:
+            raise
+        except FAULTS as error:
+            raise self._fault(error) from None
+        if telling.fault:
+            raise telling.fault
 
     async def _told(self, link: Link, asked: Sequence[Request], telling: wire.Telling) -> Bursts:
         """The partial answers of a stream."""
@@ -337,6 +401,8 @@ class Remote:
     def _fault(self, error: Exception) -> ModelError:
         """Our error for one of the connection. It does not keep the original, which may hold the key."""
         place = self.account.place
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            return CrowdedError(f"no connection to {place}: this process may not open more files", hint=FILES)
         match error:
             case aiohttp.ConnectionTimeoutError():
                 return UnreachableError(f"no connection to {place} within {CONNECTING:g} s")
@@ -357,6 +423,13 @@ class Remote:
         return MalformedError(f"{place} does not speak HTTP as it should ({type(error).__name__})")
 
 
+def unheard(error: aiohttp.ClientError) -> bool:
+    """Whether a connection broke before any byte of an answer came."""
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return isinstance(error.message, str)  # else it is the part of an answer that did come
+    return not isinstance(error, aiohttp.ClientConnectorError)
+
+
 def bare(value: Any) -> Any:
     """The same value; an error without the frames it came through, as they hold what was sent and received."""
     if isinstance(value, Failure):
@@ -372,12 +445,12 @@ async def drain(response: aiohttp.ClientResponse) -> None:
                 pass
 
 
-def sharing(name: Hashable, size: int) -> Layer:
-    """Let at most ``size`` calls be under way over all models that share ``name``."""
+def sharing(limit: Callable[[], Limit]) -> Layer:
+    """Let no more calls be under way than ``limit()`` has room for, which is asked for on the library's loop."""
 
     def layer(run: Elementwise) -> Elementwise:
         async def sharing_run(rows: Sequence[Any]) -> Bursts:
-            async with bridge.owned(name, lambda: Limit(size)), aclosing(run(rows)) as bursts:
+            async with limit(), aclosing(run(rows)) as bursts:
                 async for burst in bursts:
                     yield burst
 
@@ -391,8 +464,11 @@ def openai(
     *,
     base_url: str | None = None,
     api_key: str | None = None,
+    api_version: str | None = None,
     endpoint: Literal["chat", "completions"] = "chat",
-    concurrency: int = 64,
+    concurrency: int | tuple[int, int] = (64, 256),
+    rpm: float | None = None,
+    tpm: float | None = None,
     timeout: float = 600.0,
     idle_timeout: float = 60.0,
     retries: int = 4,
@@ -404,33 +480,43 @@ def openai(
     """A model behind an OpenAI-compatible server.
 
     ``base_url`` and ``api_key`` are taken from OPENAI_BASE_URL and OPENAI_API_KEY if not given; a server on this machine
-    needs no key. A chat endpoint takes text (one user message) or a conversation, ``endpoint="completions"`` raw text.
+    needs no key. With ``api_version`` it is Azure's: ``base_url`` is the resource's address, ``model`` the deployment, and
+    AZURE_OPENAI_ENDPOINT and AZURE_OPENAI_API_KEY are asked first. A chat endpoint takes text (one user message) or a
+    conversation, ``endpoint="completions"`` raw text.
 
-    At most ``concurrency`` requests are under way, over all models with this address, key and name. ``timeout`` is the time
-    for one request, not counting the wait for its turn; ``idle_timeout`` the longest silence in the middle of a stream;
-    both in seconds. A request that fails for a reason that may pass is sent up to ``retries`` more times. ``headers`` go
-    with every request; proxies and ``~/.netrc`` are used only if ``trust_env``. Any further keyword is a sampling
-    parameter that holds for all calls; ``extra_body`` holds fields that only this server knows. ``prefill``
-    says that the server, as vLLM's does, goes on where a conversation ends in the middle of the assistant's turn.
+    ``concurrency`` bounds the requests under way over all models with this address, key and name: the number at the start and
+    the most that it may grow to while the server bears it, or one number for both. ``rpm`` and ``tpm`` bound requests and
+    tokens a minute. ``timeout`` is the time for one request, not counting the wait for its turn; ``idle_timeout`` the longest
+    silence in the middle of a stream; both in seconds. A request that fails for a reason that may pass is sent up to
+    ``retries`` more times. ``headers`` go with every request; proxies and ``~/.netrc`` are used only if ``trust_env``. Any
+    further keyword is a sampling parameter that holds for all calls; ``extra_body`` holds fields that only this server knows.
+    ``prefill`` says that the server, as vLLM's does, goes on where a conversation ends in the middle of the assistant's turn.
     """
     if endpoint not in PATHS:
         raise ValueError(f"endpoint={endpoint!r}; it is {' or '.join(map(repr, PATHS))}")
     for name, seconds in (("timeout", timeout), ("idle_timeout", idle_timeout)):
         number(0)(name, seconds)
-    count("concurrency", concurrency)
     count("retries", retries, 0)
-    account = Account(base_url, api_key, endpoint, headers or {})
-    remote = Remote(account, endpoint, Settings(concurrency, timeout, idle_timeout, trust_env, prefill))
-    limit = sharing(("limit", account.name, model, concurrency), concurrency)
-    layers = [retried(retries + 1), limit, batched(by=remote.company, concurrency=concurrency), deduped("models"), cached()]
-    kind = f"{endpoint} {account.place}" + (" prefill" if prefill else "")
+    bounds = speed(concurrency, rpm, tpm)
+    azure = None if api_version is None else Azure(api_version, model)
+    account = Account(base_url, api_key, endpoint, headers or {}, azure)
+    remote = Remote(account, endpoint, Settings(bounds, timeout, idle_timeout, trust_env, prefill))
     return Model(
         model,
         remote.run,
-        endpoint=kind,
+        endpoint=f"{endpoint} {account.place}" + (" prefill" if prefill else ""),
         defaults=defaults,
-        layers=layers,
+        layers=layers_of(remote, model, retries),
         parameters=PARAMETERS,
+        company=remote.company,
         chat=endpoint == "chat",
         prefill=prefill,
     )
+
+
+def layers_of(remote: Remote, model: str, retries: int) -> list[Layer]:
+    """What stands round a remote model: a call that waits for its next try keeps its place."""
+    limit = sharing(lambda: remote.pace(model).calls)
+    again = retried(retries + 1, wait=lambda attempt, errors: remote.pace(model).rest(attempt, errors))
+    batches = batched(by=remote.company, concurrency=remote.settings.speed.most)
+    return [again, limit, batches, halted, deduped("models"), cached()]

@@ -282,6 +282,11 @@ class Telling:
         ended = self.ended or self._fault is not None
         return ended or (self.complete and not all(voice.finish for voice in self._voices.values()))
 
+    @property
+    def fault(self) -> ModelError | None:
+        """Why the choices that have not ended will not."""
+        return self._fault
+
     def fail(self, error: ModelError) -> None:
         """Let ``error`` be what the choices that have not ended come to. The first one counts."""
         self._fault = self._fault or error
