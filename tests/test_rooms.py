@@ -10,7 +10,7 @@ import outlines_like
 
 ROOT = Path(outlines_like.__file__).parent
 LEVELS = [
-    {"checks", "errors", "events", "requests", "stops"},
+    {"checks", "errors", "events", "garbage", "requests", "stops"},
     {"streams", "signatures", "frames"},
     {"arrays", "bridge", "store"},
     {"cache", "layers", "worker"},
