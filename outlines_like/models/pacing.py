@@ -231,9 +231,7 @@ class Pace:
         self.calls, self.wire = Limit(speed.start), Limit(speed.start)
         self._gate = 0.0  # when the server lets us come back
         self._speed = speed
-        self._given: dict[
-            tuple[str, float], Bucket
-        ] = {}  # kept by rate: one given again is no new one
+        self._given: dict[tuple[str, float], Bucket] = {}  # kept by rate: one given again is no new one
         self._buckets: dict[str, Bucket] = {}
         self._fill()
 
