@@ -243,10 +243,12 @@ def wait(work: Callable[..., Coroutine[Any, Any, T]], *args: Any, loop: asyncio.
             errand.begin(job.future)
         with arriving():
             return job.future.result()
-    except BaseException:
+    except BaseException as error:
         if here.closing and threading.current_thread().daemon:
             threading.Event().wait()  # the process ends, and this thread with it: there is nobody to tell
         job.leave()
+        if isinstance(error, KeyboardInterrupt):
+            error.with_traceback(None)  # where in the waiting it struck tells the user nothing
         raise
 
 

@@ -32,6 +32,18 @@ def test_paths_vote(smollm2, capsys):
     assert "How many apples does he have?" in out
 
 
+def test_a_server_is_mapped_through_its_faults(capsys):
+    example("map_api").main()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "200 answers, the first 'WORD 0', the last 'WORD 199'"
+    assert lines[1] == "three samples each: [['WORD 0', 'WORD 0', 'WORD 0!'], ['WORD 1', 'WORD 1', 'WORD 1!']]"
+    assert lines[2:4] == [
+        "str: SHORT",
+        "ContextLengthError: the request is longer than the model can read: This model's maximum ",
+    ]
+    assert lines[4] == "what a rerun would do: Plan(rows=200, cached=200, unique=200, calls=0)"
+
+
 @pytest.mark.parametrize(
     ("path", "number"),
     [

@@ -67,8 +67,9 @@ class Account:
     ) -> None:
         base = given_address(base_url, azure)
         shown_key = keyed(given_key(api_key, azure), azure)
-        parts = checked(base.strip().removesuffix("/").removesuffix(PATHS[endpoint]))
-        path = parts.path.rstrip("/") + PATHS[endpoint]
+        parts = checked(base)
+        root = parts.path.rstrip("/").removesuffix(PATHS[endpoint])
+        path = root + PATHS[endpoint]
         shown = [(name, value) for name, value in parse_qsl(parts.query) if not TELLING.search(name)]
         self.place = urlunsplit((parts.scheme, parts.netloc, path, urlencode(shown), ""))
         self.origin = urlunsplit((parts.scheme, parts.netloc, "", "", ""))
@@ -77,7 +78,7 @@ class Account:
         self.mask = Mask([*self._secrets(), *(Secret(value) for name, value in parse_qsl(parts.query) if TELLING.search(name))])
         shown_to = sorted((name, value.reveal()) for name, value in self.headers.items())
         self.name = digest([self.url.reveal(), shown_to])
-        self.customer = digest([parts.netloc, parts.path.rstrip("/"), parts.query, shown_to])
+        self.customer = digest([parts.netloc, root, parts.query, shown_to])
         self.keyless = not self.headers and self.origin == "https://api.openai.com"
         warn_if_bare(parts.scheme, parts.hostname or "", bool(self.headers))
 

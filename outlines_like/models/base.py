@@ -159,7 +159,7 @@ class Model:
         keys = {row.key: row for row in rows}
         stored = known(list(keys.values()))
         todo = [row for key, row in keys.items() if key not in stored]
-        return Plan(len(rows), sum(row.key in stored for row in rows), len(keys), wait(self._calls(todo)))
+        return Plan(len(rows), sum(row.key in stored for row in rows), len(keys), wait(self._calls, todo))
 
     async def _calls(self, rows: Sequence[Request]) -> int:
         """How many calls of the backend ``rows`` take, as far as is known of it."""
