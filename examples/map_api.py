@@ -1,7 +1,7 @@
 """Map a server over an array: answers in their places through faults, samples, failures as values, and a rerun for nothing.
 
-Run it with a server of yours, ``python examples/map_api.py http://localhost:8000/v1 my-model``, or alone: then it starts a small
-server on this machine that is too busy for one request in five.
+Run it with a server of yours, ``python examples/map_api.py http://localhost:8000/v1 my-model``, or alone: then it starts a
+small server on this machine that is too busy for one request in five.
 """
 
 import json
@@ -64,7 +64,7 @@ def show(url, name):
 
     careful = ol.vectorize(model, on_error="return")
     for answer in careful(["short", "long " * 20]):
-        print(f"{type(answer).__name__}: {str(answer):.60}")
+        print(f"{type(answer).__name__}: {answer!s:.60}")
 
     print("what a rerun would do:", model.plan(words))
 

