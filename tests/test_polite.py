@@ -393,7 +393,7 @@ def test_a_script_that_is_interrupted_says_little(replay: Replay) -> None:
     assert done.returncode != 0
     assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
     assert not any(word in done.stderr for word in ("Unclosed", "never", "Exception ignored", "Task"))
-    assert len(done.stderr.splitlines()) <= 20
+    assert len(done.stderr.splitlines()) <= 12
 
 
 def open_things() -> tuple[int, int, int]:
