@@ -107,6 +107,18 @@ def test_the_limit_grows_only_while_it_is_used() -> None:
     assert pace.window.size > 32
 
 
+def test_a_window_that_was_cut_to_almost_nothing_opens_again() -> None:
+    """Also from between one and two, where only one request is under way."""
+    provider, pace = Provider(1000), Pace(Speed(8, 8))
+    for era in range(6):
+        pace.window.cut(era)
+    assert 2 < pace.window.size < 3
+    pace.window.cut(6)
+    assert 1 < pace.window.size < 2
+    mapped(pace, provider.serve, 200)
+    assert pace.window.size == 8
+
+
 def test_a_fixed_limit_is_never_passed() -> None:
     provider = Provider(1000)
     mapped(Pace(Speed(16, 16)), provider.serve, 200)

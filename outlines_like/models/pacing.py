@@ -286,7 +286,7 @@ class Pace:
         """Hear that a request begun in ``era`` was answered."""
         self.breaker.succeed()
         self.budget.earn()
-        if self.window.size < self.window.most and self.calls.held >= BUSY * self.window.size:
+        if self.window.size < self.window.most and self.calls.held >= BUSY * self.calls.size:
             self.window.grow(era)
             self._resize()
 
