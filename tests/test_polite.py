@@ -394,7 +394,7 @@ print(len(times), sorted(times)[-1 - len(times) // 100])
 """
 
 
-@sized(2, 300)
+@sized(2, 100)
 def test_ctrl_c_gives_control_back_and_nothing_is_sent_after(replay: Replay, size: int) -> None:
     """L1 and L2: interrupts at random moments with 256 requests in flight; not a word is said of them."""
     url = replay.play("ctrl-c", respond(choices("pong"), wait=0.2))
@@ -490,7 +490,7 @@ print(good, all(out))
     assert run(code, seconds=600) == f"{size} True\n"
 
 
-@sized(3, 250)
+@sized(3, 1000)
 @pytest.mark.parametrize("way", ["break", "del", "exception", "async"])
 def test_streams_that_are_left_close_their_connections(replay: Replay, way: str, size: int) -> None:
     """L5: nothing stays open, however they are left."""
