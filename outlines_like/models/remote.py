@@ -29,7 +29,7 @@ from . import quirks, refusals, wire
 from .accounts import PATHS, Account, Azure
 from .base import Model
 from .pacing import CrowdedError, Pace, Speed, Turn, speed
-from .parameters import COMMON, Check, number, plain, text
+from .parameters import COMMON, Check, flag, number, plain, schema, text
 from .quirks import Dialect
 
 CONNECTING = 10.0  # seconds to reach a server
@@ -49,6 +49,8 @@ PARAMETERS: Mapping[str, Check] = {
     "repetition_penalty": number(0),
     "logit_bias": plain,
     "response_format": plain,
+    "json_schema": schema,
+    "logprobs": flag,
     "reasoning_effort": text,
     "user": text,
     "extra_body": plain,
