@@ -108,8 +108,10 @@ class Mailbox:
 
 async def carried(work: Coroutine[Any, Any, None]) -> None:
     """Do ``work`` in a task that can't end its loop."""
-    with carrying():
+    try:
         await work
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise Abort(error) from None
 
 
 async def outlast(futures: Sequence[asyncio.Future[Any]]) -> None:
