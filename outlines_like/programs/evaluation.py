@@ -16,7 +16,7 @@ from ..errors import BlockingError, ProgramError
 from ..events import Bursts, Event, Failure
 from ..requests import Completion
 from ..running import is_async
-from ..streams import Mailbox, carrying
+from ..streams import Mailbox, carrying, interleave
 from .blocks import BLOCK, LEDGER
 from .generation import answer, partial_piece, prompt
 from .nodes import Apply, Assign, Gen, Picture, Text
@@ -340,6 +340,26 @@ class Crowd:
         """Give all of it up."""
         for walk in list(self._walks.values()):
             walk.leave()
+
+
+async def each_shown(lms: Sequence[LM], visit: Visit, concurrency: int) -> Bursts:
+    """Run many programs where they are watched. A row's values are states."""
+
+    async def one(row: int) -> Bursts:
+        last: State | None = None
+        try:
+            async with aclosing(follow(lm := lms[row], visit)) as states:
+                async for _, state in states:
+                    if state is not last and state is not lm.state:
+                        yield [Event(row, last := state, False)]
+        except Exception as error:
+            yield [Event(row, Failure(error))]
+        else:
+            yield [Event(row, lm.final)]
+
+    async with aclosing(interleave(one, range(len(lms)), concurrency)) as bursts:
+        async for burst in bursts:
+            yield burst
 
 
 async def each_settled(lms: Sequence[LM], visit: Visit, concurrency: int) -> Bursts:

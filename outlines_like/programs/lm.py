@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from .. import bridge, cache
 from ..errors import BlockingError, ProgramError
 from ..occasions import scope
+from ..operators import text_of
 from ..requests import Completion, Message, Terms, digest
 from ..streams import arriving
 from . import rendering
@@ -107,6 +108,10 @@ class LM:
         start = LM(self.source, None, None, self.stamp)._started(self.path, self.before)
         start.stage = stage
         return start
+
+    def at(self, state: State) -> LM:
+        """This program as it stands in the middle of its run."""
+        return LM(self.source, None, None, self.stamp)._started(self.path, state)
 
     @property
     def model(self) -> Model:
@@ -413,3 +418,6 @@ def check_turn(lm: LM, stamp: Stamp) -> None:
         if isinstance(here.node, (Gen, Picture)) or (isinstance(here.node, Text) and here.node.text):
             raise ProgramError(UNFINISHED.format(lm.model))
         here = here.parent
+
+
+text_of.register(LM, str)
