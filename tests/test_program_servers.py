@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import outlines_like as ol
+from outlines_like.models.pools import Worker
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -175,6 +176,60 @@ def test_sync_async_and_watched_programs_give_the_same_on_a_real_model(smollm2):
     text = str(smollm2 + twice("Name a color."))
     assert asyncio.run(awaited()) == text
     assert list(smollm2.stream() + twice("Name a color."))[-1].text == text
+
+
+def test_a_local_model_goes_on_in_an_assistant_turn(smollm2):
+    """Two gens in one turn: the second is asked to go on with the first and the given words."""
+    few = {"temperature": 0, "max_tokens": 4}
+    lm = smollm2 + ol.user("Name two colors.")
+    lm += ol.assistant("The first is", ol.gen("one", **few), ". The second is", ol.gen("two", **few))
+    turn = [{"role": "user", "content": "Name two colors."}, {"role": "assistant", "content": "The first is"}]
+    assert lm["one"] == smollm2(turn, **few)
+    turn[1]["content"] = f"The first is{lm['one']}. The second is"
+    assert lm["two"] == smollm2(turn, **few)
+    assert [message.role for message in lm.messages] == ["user", "assistant"]
+    assert str(lm).endswith(f"{turn[1]['content']}{lm['two']}")
+
+
+def test_the_next_gen_reads_only_what_is_new(smollm2):
+    """What a program has said is kept by the worker: a second turn reads the question, not the conversation."""
+    talk = smollm2 + ask("Here is a list: " + ", ".join(f"thing {k}" for k in range(60)) + ". Name one of them.")
+    before = smollm2.prefilled_tokens
+    whole = talk.usage.prompt_tokens
+    read = smollm2.prefilled_tokens - before
+    assert read <= whole
+    assert whole > 200
+    again = talk + ask("Another one?")
+    before = smollm2.prefilled_tokens
+    assert again.usage.prompt_tokens > 2 * whole  # both answers' prompts, the second longer than the first
+    assert 0 < smollm2.prefilled_tokens - before < 40
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_programs_that_wait_together_run_in_one_batch(smollm2, monkeypatch, kind):
+    """Six programs of two gens: six rows are sent at once, twice, and all end in the same step."""
+    sent, ended = [], []
+    flush, hear = Worker.flush, Worker.hear
+    monkeypatch.setattr(Worker, "flush", lambda self: (sent.append(len(self._outbox)), flush(self))[1])
+    monkeypatch.setattr(Worker, "hear", lambda self, news: (ended.append(len(news.answers)), hear(self, news))[1])
+    few = {"temperature": 0, "max_tokens": 3}
+
+    @ol.program
+    async def waits(lm, word):
+        lm += ol.user(word) + ol.assistant(ol.gen("one", **few))
+        await lm
+        return lm + ol.user("Go on.") + ol.assistant(ol.gen("two", **few))
+
+    @ol.program
+    def plain(lm, word):
+        for name in ("one", "two"):
+            lm += ol.user(word) + ol.assistant(ol.gen(name, **few))
+        return lm
+
+    with ol.cache.disabled():
+        smollm2.run_batched([(plain if kind == "plain" else waits)(f"Count from {k}.") for k in range(6)])
+    assert [n for n in sent if n] == [6, 6]
+    assert [n for n in ended if n] == [6, 6]
 
 
 def test_the_story_of_the_docs_is_told(smollm2, capsys):
