@@ -205,7 +205,7 @@ def test_the_next_gen_reads_only_what_is_new(smollm2):
     assert 0 < smollm2.prefilled_tokens - before < 40
 
 
-@pytest.mark.parametrize("kind", ["plain", "async"])
+@pytest.mark.parametrize("kind", ["block", "async"])
 def test_programs_that_wait_together_run_in_one_batch(smollm2, monkeypatch, kind):
     """Six programs of two gens: six rows are sent at once, twice, and all end in the same step."""
     sent, ended = [], []
@@ -220,14 +220,11 @@ def test_programs_that_wait_together_run_in_one_batch(smollm2, monkeypatch, kind
         await lm
         return lm + ol.user("Go on.") + ol.assistant(ol.gen("two", **few))
 
-    @ol.program
-    def plain(lm, word):
-        for name in ("one", "two"):
-            lm += ol.user(word) + ol.assistant(ol.gen(name, **few))
-        return lm
+    def block(word):
+        return sum((ol.user(word) + ol.assistant(ol.gen(name, **few)) for name in ("one", "two")), "")
 
     with ol.cache.disabled():
-        smollm2.run_batched([(plain if kind == "plain" else waits)(f"Count from {k}.") for k in range(6)])
+        smollm2.run_batched([(block if kind == "block" else waits)(f"Count from {k}.") for k in range(6)])
     assert [n for n in sent if n] == [6, 6]
     assert [n for n in ended if n] == [6, 6]
 
