@@ -189,15 +189,18 @@ async def map_values(stream: Stream[Any], fn: Callable[[Any], Any]) -> Lists[Sna
 
 @caller
 async def filter_rows(stream: Stream[Any], keep: Callable[[Index], Any]) -> Lists[Snapshot[Any]]:
-    """Only the rows whose index pleases ``keep``. The others run on unseen.
+    """Only the rows whose index pleases ``keep``. Once they have their answers the others are left, which cancels them.
 
     >>> import outlines_like as ol
     >>> list(ol.models.fake().stream(["a", "b"]) | ol.filter_rows(lambda index: index[0] > 0))
     [Snapshot(index=(1,), value='B', done=True)]
     """
+    left = {index for index in stream.work.indices if keep(index)}
     async with stream.bursts() as bursts:
-        async for burst in bursts:
-            yield [snapshot for snapshot in burst if keep(snapshot.index)]
+        while left and (burst := await anext(bursts, None)) is not None:
+            kept = [snapshot for snapshot in burst if keep(snapshot.index)]
+            left -= {index for index, value, done in kept if done and not isinstance(value, Failure)}
+            yield kept
 
 
 @caller

@@ -180,8 +180,8 @@ async def interleave(make: Callable[[Any], Bursts], items: Iterable[Any], limit:
             async with aclosing(make(item)) as bursts:
                 async for burst in bursts:
                     mailbox.post(burst)
-            if mailbox.unread > limit:
-                await asyncio.sleep(0)  # let the reader have his say, also where nothing else waits
+                    if mailbox.unread > limit:
+                        await asyncio.sleep(0)  # let the reader have his say, also where nothing else waits
             try:
                 item = next(shared)
             except StopIteration:

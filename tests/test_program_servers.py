@@ -221,7 +221,7 @@ def test_programs_that_wait_together_run_in_one_batch(smollm2, monkeypatch, kind
         return lm + ol.user("Go on.") + ol.assistant(ol.gen("two", **few))
 
     def block(word):
-        return sum((ol.user(word) + ol.assistant(ol.gen(name, **few)) for name in ("one", "two")), "")
+        return sum((ol.user(word) + ol.assistant(ol.gen(name, **few)) for name in ("one", "two")), ol.user("Be brief."))
 
     with ol.cache.disabled():
         smollm2.run_batched([(block if kind == "block" else waits)(f"Count from {k}.") for k in range(6)])

@@ -26,10 +26,15 @@ P = ParamSpec("P")
 
 
 class Row(NamedTuple):
-    """A program of an array, and whether it is watched."""
+    """A program of an array, and on what terms it runs."""
 
     lm: Any
-    live: bool
+    terms: Terms
+
+    @property
+    def origin(self) -> tuple[str, int]:
+        """What names the draws of calls that go on from the answer."""
+        return self.lm.path, 0
 
 
 async def runs(rows: Sequence[Row], visit: Visit, concurrency: int) -> Bursts:
@@ -68,16 +73,16 @@ class Program(Generic[P]):
 
     def prepare(self, calls: Sequence[Call], samples: int | None, terms: Terms) -> list[Any]:
         """A program for each call and sample, made in order."""
-        return [self._row(call, terms.live) for call in calls for _ in range(1 if samples is None else samples)]
+        return [self._row(call, terms) for call in calls for _ in range(1 if samples is None else samples)]
 
-    def _row(self, call: Call, live: bool) -> Any:
+    def _row(self, call: Call, terms: Terms) -> Any:
         lm, *args = call.args or [call.kwargs.get("lm")]
         rest = {name: value for name, value in call.kwargs.items() if call.args or name != "lm"}
-        return Given(None) if missing(lm) or (args and missing(args[0])) else Row(lm + Apply(self.fn, tuple(args), rest), live)
+        return Given(None) if missing(lm) or (args and missing(args[0])) else Row(lm + Apply(self.fn, tuple(args), rest), terms)
 
     def run(self, rows: Sequence[Any], /) -> Bursts:
         """Run the programs; async ones in the loop that asks."""
-        visit = Visit(live=rows[0].live, host=asyncio.get_running_loop())
+        visit = Visit(live=rows[0].terms.live, host=asyncio.get_running_loop())
         return stack(hosted(lambda rows: runs(rows, visit, self.concurrency)), *self.layers)(rows)
 
     def preview(self, rows: Sequence[Any]) -> Plan:

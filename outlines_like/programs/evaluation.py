@@ -152,7 +152,9 @@ def joined(lm: LM, visit: Visit) -> Run:
 def begin(lm: LM, run: Run, visit: Visit) -> None:
     """Have a node run."""
     if isinstance(lm.node, Gen):
-        request = lm.source.model.request(prompt(lm), lm.params, replace(lm.terms, live=visit.live, scope=lm.path, ongoing=True))
+        request = lm.source.model.request(
+            prompt(lm), lm.params, replace(lm.terms, live=visit.live, scope=lm.path, ongoing=True)
+        )
         run.stop = lm.source.pool.ask(request, partial(heard, lm, run))
     else:
         task = asyncio.get_running_loop().create_task(applied(lm, run, visit), context=inside(lm, visit))
