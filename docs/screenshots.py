@@ -3,6 +3,7 @@
 python docs/screenshots.py            needs tmux, chromium, nbconvert, nbclient and rich
 """
 
+import io
 import subprocess
 import sys
 import tempfile
@@ -58,7 +59,7 @@ def terminal(folder):
         seen = subprocess.run([*tmux, "capture-pane", "-ep"], capture_output=True, text=True, check=True).stdout
     finally:
         subprocess.run([*tmux, "kill-server"], check=False)
-    console = Console(record=True, width=92, file=Path(folder, "out").open("w"))
+    console = Console(record=True, width=92, file=io.StringIO())
     console.print(Text.from_ansi(seen.rstrip()))
     page = Path(folder, "terminal.html")
     page.write_text(console.export_html(inline_styles=True).replace("<body>", '<body style="background:#fff;zoom:1.3">'))
