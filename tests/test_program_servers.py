@@ -153,6 +153,38 @@ def test_a_real_model_is_watched(model):
     assert any(part.open for part in parts)
 
 
+def test_a_chain_read_backwards_runs_each_part_once_on_a_real_model(model):
+    """G01: whatever is read first, and from wherever, a part has one value and is paid for once."""
+    one = model + ask("Name a color.")
+    two, other = one + ask("Why?"), one + ask("Name another.")
+    with ol.cache.disabled():
+        last, first = two["answer"], two.captures
+        assert (two["answer"], first["answer"]) == (last, last)
+        assert other.messages[:2] == two.messages[:2] == one.messages
+        assert [lm.usage.requests for lm in (one, two, other)] == [1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda lm: lm + "text" + ol.gen("x"),
+        lambda lm: lm + ol.gen("x"),
+        lambda lm: lm + ol.user("Hi" + ol.gen("x")),
+    ],
+)
+def test_a_real_chat_model_refuses_gens_outside_its_turns_where_they_are_written(model, build):
+    """G02."""
+    with pytest.raises(ol.errors.ProgramError, match="assistant"):
+        build(model)
+
+
+def test_two_gens_in_one_turn_are_refused_where_the_server_cannot_go_on(serve):
+    base_url, name = serve
+    server = ol.models.openai(name, base_url=base_url)
+    with pytest.raises(ol.errors.ProgramError, match="block of its own"):
+        server + ol.user("Hi") + ol.assistant(ol.gen("a"), " and ", ol.gen("b"))
+
+
 def test_a_raw_model_goes_on_with_the_text(smollm2):
     raw = ol.models.transformers("smollm2-135m", raw=True)
     lm = (
