@@ -59,7 +59,10 @@ def ours(base_url, streams, tokens):
 
 
 def deltas(wide):
-    """Microseconds an event, on the clock and of the processor, for 100,000 fake events: 1,000 rows that move together, or one after the other."""
+    """Microseconds an event, on the clock and of the processor, for 100,000 fake events.
+
+    1,000 rows move together (``wide``), or one after the other.
+    """
     import outlines_like as ol
 
     async def steps(rows):
