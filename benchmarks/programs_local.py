@@ -46,7 +46,7 @@ def plain(lm, topic):
 
 def ours(concurrency):
     """All programs, so many at a time, on a worker that has already answered once."""
-    model = ol.models.transformers("smollm2-135m", raw=True)
+    model = ol.models.transformers("smollm2-135m", raw=True, deterministic=True)
     model("warm", max_tokens=1)
     with tempfile.TemporaryDirectory() as folder, ol.cache.at(folder):
         start = time.perf_counter()

@@ -41,6 +41,11 @@ class Row(NamedTuple):
         """What tells the draws made for this row from those made for other rows."""
         return self.occasion.name(self.number)
 
+    @property
+    def origin(self) -> tuple[str, int]:
+        """What names the draws of calls that go on from the answer: all samples of this call, and which of them it is."""
+        return self.occasion.origin(self.number)
+
 
 class Occasion:
     """One call of a lifted function. Names are made only if somebody asks: most functions call no model."""
@@ -78,8 +83,16 @@ class Occasion:
 
     def name(self, number: int) -> str:
         """A row's name among all calls: by its arguments, or by its place where those have no stable text."""
+        return digest([*self._place(number)])
+
+    def origin(self, number: int) -> tuple[str, int]:
+        """The same for all samples of a call, and which of them a row is."""
+        *call, sample = self._place(number)
+        return digest(call), sample
+
+    def _place(self, number: int) -> tuple[Any, ...]:
         i, sample = divmod(number, self.samples)
-        return digest([self.terms.scope, self.digests[i] or i, self.occurrences[i], sample])
+        return self.terms.scope, self.digests[i] or i, self.occurrences[i], sample + self.terms.sample
 
     def strict_name(self, number: int) -> str:
         """A row's name for a store: by its arguments only."""

@@ -6,6 +6,8 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing
+from functools import singledispatch
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,7 +18,7 @@ from .checks import count
 from .errors import MalformedError, TimedOutError
 from .events import Failure, Snapshot
 from .requests import Completion
-from .streaming import Lists, Stream, caller, curried, operator
+from .streaming import Lists, Stream, Streamable, as_stream, caller, curried, operator
 from .streams import dismiss, newest
 
 T = TypeVar("T")
@@ -25,15 +27,16 @@ SENTENCE = re.compile(r"\s*(\S.*?[.!?…][\"'”’)\]]*)\s", re.DOTALL)
 STOPPED = "stopped"  # the finish_reason of a completion that its reader ended
 
 
-def text_of(value: Any) -> str:
+@singledispatch
+def text_of(value: object) -> str:
     """The text of an answer so far; that of a failure is empty."""
-    if isinstance(value, Completion):
-        return value.text
-    if value is None or isinstance(value, Failure | Exception):
-        return ""
-    if not isinstance(value, str):
-        raise TypeError(f"this operator takes a stream of texts, not of {type(value).__name__} {value!r:.60}")
-    return value
+    raise TypeError(f"this operator takes a stream of texts, not of {type(value).__name__} {value!r:.60}")
+
+
+text_of.register(str, str)
+text_of.register(Completion, attrgetter("text"))
+for silent in (type(None), Failure, Exception):
+    text_of.register(silent, lambda value: "")
 
 
 @operator
@@ -109,7 +112,7 @@ def by_row(stream: Stream[Any]) -> Stream[tuple[Index, Stream[Any]]]:
     return stream.over(source).derived(rows)
 
 
-def merge(*streams: Stream[Any], **named: Stream[Any]) -> Stream[tuple[Any, Any]]:
+def merge(*streams: Streamable, **named: Streamable) -> Stream[tuple[Any, Any]]:
     """``(name, what came)`` from several streams, as it comes; those without a name are numbered.
 
     >>> import outlines_like as ol
@@ -123,11 +126,11 @@ def merge(*streams: Stream[Any], **named: Stream[Any]) -> Stream[tuple[Any, Any]
             async for name, burst in parts:
                 yield [(name, item) for item in burst]
 
-    together: dict[Any, Stream[Any]] = {**dict(enumerate(streams)), **named}
+    together = {name: as_stream(stream) for name, stream in (*enumerate(streams), *named.items())}
     return Stream(merged, ours=all(stream.ours for stream in together.values()))
 
 
-def zip_latest(*streams: Stream[Any]) -> Stream[tuple[Any, ...]]:
+def zip_latest(*streams: Streamable) -> Stream[tuple[Any, ...]]:
     """The latest of each stream as a tuple, whenever one has news, once all have begun.
 
     >>> import outlines_like as ol
@@ -139,12 +142,13 @@ def zip_latest(*streams: Stream[Any]) -> Stream[tuple[Any, ...]]:
 
     async def zipped(_: Ends | None) -> Lists[tuple[Any, ...]]:
         last: dict[int, Any] = {}
-        async with aclosing(raced(dict(enumerate(streams)))) as parts:
+        async with aclosing(raced(together)) as parts:
             async for number, burst in parts:
                 last.update({number: burst[-1]} if burst else {})
                 yield [tuple(last[k] for k in range(len(streams)))] if len(last) == len(streams) else []
 
-    return Stream(zipped, ours=all(stream.ours for stream in streams))
+    together = dict(enumerate(map(as_stream, streams)))
+    return Stream(zipped, ours=all(stream.ours for stream in together.values()))
 
 
 async def raced(streams: Mapping[Any, Stream[Any]]) -> AsyncGenerator[tuple[Any, list[Any]], None]:
@@ -185,15 +189,18 @@ async def map_values(stream: Stream[Any], fn: Callable[[Any], Any]) -> Lists[Sna
 
 @caller
 async def filter_rows(stream: Stream[Any], keep: Callable[[Index], Any]) -> Lists[Snapshot[Any]]:
-    """Only the rows whose index pleases ``keep``. The others run on unseen.
+    """Only the rows whose index pleases ``keep``. Once they have their answers the others are left, which cancels them.
 
     >>> import outlines_like as ol
     >>> list(ol.models.fake().stream(["a", "b"]) | ol.filter_rows(lambda index: index[0] > 0))
     [Snapshot(index=(1,), value='B', done=True)]
     """
+    left = {index for index in stream.work.indices if keep(index)}
     async with stream.bursts() as bursts:
-        async for burst in bursts:
-            yield [snapshot for snapshot in burst if keep(snapshot.index)]
+        while left and (burst := await anext(bursts, None)) is not None:
+            kept = [snapshot for snapshot in burst if keep(snapshot.index)]
+            left -= {index for index, value, done in kept if done and not isinstance(value, Failure)}
+            yield kept
 
 
 @caller
@@ -502,7 +509,7 @@ def collect(stream: Stream[Any]) -> Any:
     return cells.work.result(cells.values)
 
 
-async def acollect(stream: Stream[Any]) -> Any:
+async def acollect(given: Streamable) -> Any:
     """:func:`collect`, awaited.
 
     >>> import asyncio
@@ -510,7 +517,7 @@ async def acollect(stream: Stream[Any]) -> Any:
     >>> asyncio.run(ol.acollect(ol.models.fake().stream("hi")))
     'HI'
     """
-    cells = Cells(stream.work)
+    cells = Cells((stream := as_stream(given)).work)
     async with stream.bursts() as bursts:
         async for burst in bursts:
             for snapshot in burst:

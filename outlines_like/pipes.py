@@ -15,7 +15,6 @@ from .calling import Options, choose
 from .events import Burst, Bursts, Event, Failure, Layer, stack
 from .layers import batched
 from .lifting import Lifted, lift
-from .occasions import Row
 from .requests import Terms
 from .signatures import Signature
 from .streams import Crew, Mailbox, newest
@@ -128,7 +127,8 @@ class Passage:
         """Calls of the stage. Each belongs to the row that it is made for, so equal ones are draws of their own."""
         for i, value, _ in events:
             row = self.rows[i]
-            terms = msgspec.structs.replace(row.terms, scope=row.scope if isinstance(row, Row) else row.key)
+            scope, sample = row.origin
+            terms = msgspec.structs.replace(row.terms, scope=scope, sample=sample)
             try:
                 yield i, self.stage.target.prepare([Call((value,), {})], None, terms)[0]
             except Exception as error:

@@ -59,14 +59,17 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     """On what terms a call is made: none of them changes what is asked.
 
     ``store`` is the folder of stored answers (None: the default one), ``mode`` how it is used ("use", "refresh" or
-    "disabled"), ``live`` whether the caller watches partial answers. ``scope`` names the row of an outer lifted
-    function on whose behalf the call is made, so that every such row gets draws of its own.
+    "disabled"), ``live`` whether the caller watches partial answers, ``ongoing`` whether the conversation may go on from the
+    answer, so that what was read for it is worth keeping. ``scope`` names the row of an outer lifted function on whose
+    behalf the call is made, so that every such row gets draws of its own; ``sample`` is where its samples begin.
     """
 
     store: str | None = None
     mode: str = "use"
     live: bool = False
     scope: str = ""
+    ongoing: bool = False
+    sample: int = 0
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
@@ -108,6 +111,11 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     def family(self) -> str:
         """What requests that differ in the sample number alone have in common."""
         return f"{self.stem}-{self.terms.scope}-{self.occurrence}"
+
+    @property
+    def origin(self) -> tuple[str, int]:
+        """What names the draws of calls that go on from the answer: all samples of this call, and which of them it is."""
+        return self.family, self.sample
 
     @property
     def greedy(self) -> bool:

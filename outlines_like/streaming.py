@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, closing
 from contextvars import ContextVar, copy_context
 from functools import partial
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload, runtime_checkable
 from weakref import WeakSet
 
 from . import bridge
@@ -220,6 +220,10 @@ class Stream(Generic[T]):
             raise TypeError("this stream is not about the rows of one call, so it has no shape")
         return self._work
 
+    def as_stream(self) -> Stream[T]:
+        """Itself."""
+        return self
+
     def bursts(self) -> AbstractAsyncContextManager[Lists[T]]:
         """What comes, in lists; closed at the end of the block."""
         return aclosing(self._start(self._ends))
@@ -325,11 +329,26 @@ async def snapshots(work: Work, ends: Ends | None = None) -> Lists[Snapshot[Any]
     work.result(tally.answers)
 
 
+@runtime_checkable
+class Streamable(Protocol):
+    """A stream, or what can be read as one."""
+
+    def as_stream(self) -> Stream[Any]:
+        """The stream."""
+
+
+def as_stream(value: Streamable) -> Stream[Any]:
+    """What an operator was given, as a stream."""
+    if not isinstance(value, Streamable):
+        raise TypeError(f"an operator takes a stream, not {type(value).__name__} {value!r:.60}")
+    return value.as_stream()
+
+
 class Curried(Protocol[P, V]):
     """A function of a stream, which waits for its stream where it is called without one."""
 
     @overload
-    def __call__(self, stream: Stream[Any], /, *args: P.args, **kwargs: P.kwargs) -> V: ...
+    def __call__(self, stream: Streamable, /, *args: P.args, **kwargs: P.kwargs) -> V: ...
     @overload
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Callable[[Stream[Any]], V]: ...
 
@@ -339,7 +358,9 @@ def curried(fn: Callable[Concatenate[Stream[Any], P], U]) -> Curried[P, U]:
 
     @functools.wraps(fn)
     def applied(*args: Any, **kwargs: Any) -> Any:
-        return fn(*args, **kwargs) if args and isinstance(args[0], Stream) else lambda stream: fn(stream, *args, **kwargs)
+        if args and isinstance(args[0], Streamable):
+            return fn(args[0].as_stream(), *args[1:], **kwargs)
+        return lambda stream: fn(as_stream(stream), *args, **kwargs)
 
     return applied
 

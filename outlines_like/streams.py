@@ -108,8 +108,10 @@ class Mailbox:
 
 async def carried(work: Coroutine[Any, Any, None]) -> None:
     """Do ``work`` in a task that can't end its loop."""
-    with carrying():
+    try:
         await work
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise Abort(error) from None
 
 
 async def outlast(futures: Sequence[asyncio.Future[Any]]) -> None:
@@ -178,8 +180,8 @@ async def interleave(make: Callable[[Any], Bursts], items: Iterable[Any], limit:
             async with aclosing(make(item)) as bursts:
                 async for burst in bursts:
                     mailbox.post(burst)
-            if mailbox.unread > limit:
-                await asyncio.sleep(0)  # let the reader have his say, also where nothing else waits
+                    if mailbox.unread > limit:
+                        await asyncio.sleep(0)  # let the reader have his say, also where nothing else waits
             try:
                 item = next(shared)
             except StopIteration:

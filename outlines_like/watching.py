@@ -12,8 +12,7 @@ from typing import Any
 
 from .calling import Index
 from .events import Failure, Snapshot
-from .operators import Cells, chunks
-from .requests import Completion
+from .operators import Cells, chunks, text_of
 from .streaming import Stream, curried
 
 EVERY = 0.1  # seconds between two looks
@@ -72,7 +71,10 @@ def words(value: Any) -> str:
     value = value.error if isinstance(value, Failure) else value
     if isinstance(value, Exception):
         value = f"{type(value).__name__}: {value}"
-    text = value.text if isinstance(value, Completion) else value if isinstance(value, str) else repr(value)
+    try:
+        text = text_of(value) if value is not None else "None"
+    except TypeError:
+        text = repr(value)
     return " ".join(text.split())
 
 

@@ -391,6 +391,34 @@ def test_the_first_rows_to_finish_win_and_the_others_are_cancelled(read):
     assert cancelled == ["slow", "slow"]
 
 
+@both
+def test_rows_that_are_filtered_out_are_cancelled_when_the_others_are_done(read):
+    """One row waits for ever; it is left once the two that are kept have answered. Nothing runs where none is kept."""
+    log, closed = [], threading.Event()
+
+    async def run(rows):
+        log.append(list(rows))
+        try:
+            yield [ol.Event(i, ol.Completion("done", "stop")) for i in range(2)]
+            await asyncio.Event().wait()
+        finally:
+            closed.set()
+
+    model = ol.models.Model("m", run, endpoint="e", defaults={})
+    seen = within(lambda: read(model.stream(["a", "b", "never"]) | ol.filter_rows(lambda index: index[0] < 2)))
+    assert sorted(index for index, *_ in seen) == [(0,), (1,)]
+    assert closed.wait(5)
+    assert read(model.stream(["a", "b"]) | ol.filter_rows(lambda index: False)) == []
+    assert len(log) == 1
+
+
+@both
+def test_a_failure_that_is_kept_is_raised_at_the_end(read):
+    stream = ol.vectorize(lambda x: 1 // x).stream([0, 1]) | ol.filter_rows(lambda index: index == (0,))
+    with pytest.raises(ol.RowErrors):
+        read(stream)
+
+
 def test_streams_of_functions_stop_in_the_middle_too():
     def steps(x):
         for k in range(1000):

@@ -261,3 +261,34 @@ def test_a_watching_generator_may_watch_a_model():
         for fn in (shout, ashout):
             values = [value for _, value, _ in within(lambda fn=fn: list(ol.vectorize(fn).stream("one two")), LIMIT)]
             assert values[-1] == "ONE TWO!"
+
+
+def test_samples_of_one_prompt_travel_together():
+    """The model behind a prompt is asked once for all samples of a row; more samples pay for the new ones alone."""
+    log = []
+    model = ol.models.fake(lambda request: f"{request.text} {request.sample}", log=log)
+    ask = ol.pipe(ol.vectorize.batched(lambda words: [f"about {word}" for word in words]), model, str.upper)
+    assert ask(["a", "b"], samples=3).tolist() == [[f"ABOUT {x} {k}" for k in range(3)] for x in "AB"]
+    assert sorted((call[0].text, len(call)) for call in log) == [("about a", 3), ("about b", 3)]
+    ask(["a", "b"], samples=4)
+    assert sum(map(len, log)) == 8
+
+
+def test_samples_whose_prompts_differ_are_asked_apart():
+    numbers = iter(range(4))
+    ask = ol.pipe(lambda word: f"{word} {next(numbers)}", ol.models.fake(lambda request: f"{request.text} {request.sample}"))
+    answers = ask("a", samples=4).tolist()
+    assert sorted(a.split()[1] for a in answers) == list("0123")
+    assert sorted(a.split()[2] for a in answers) == list("0123")
+
+
+def test_a_pipe_begins_or_ends_with_programs():
+    @ol.program
+    def tell(lm, word):
+        return lm + f"about {word}:" + ol.gen("x")
+
+    model = ol.models.fake(lambda request: request.text.upper())
+    told = ol.pipe(ol.vectorize(tell), lambda lm: lm["x"], model)
+    assert told(model, ["a", "b"]).tolist() == ["ABOUT A:", "ABOUT B:"]
+    built = ol.pipe(lambda word: model + f"about {word}:", ol.program(lambda lm: lm + ol.gen("x")), lambda lm: lm["x"])
+    assert built(["a", "b"]).tolist() == ["ABOUT A:", "ABOUT B:"]

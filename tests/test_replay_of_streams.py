@@ -242,6 +242,33 @@ def test_a_slow_reader_holds_few_events():
     assert seen < 20_000
 
 
+@pytest.mark.parametrize("read", ["for", "async for"])
+def test_a_function_that_never_waits_and_never_ends_can_be_watched_and_left(read):
+    """It runs on the library's loop, or on the reader's own: that goes on living, and leaving ends the function."""
+    closed = threading.Event()
+
+    async def count(n):
+        try:
+            while True:
+                n += 1
+                yield n
+        finally:
+            closed.set()
+
+    async def look():
+        async for _, value, _ in ol.vectorize(count).stream([0]):
+            if value > 1000:
+                break
+
+    def plain():
+        for _, value, _ in ol.vectorize(count).stream([0]):
+            if value > 1000:
+                break
+
+    within(plain if read == "for" else lambda: asyncio.run(look()))
+    assert closed.wait(LIMIT)
+
+
 def open_sockets(port):
     return [
         c for c in psutil.Process().net_connections("tcp") if c.raddr and c.raddr.port == port and c.status == "ESTABLISHED"
@@ -250,8 +277,14 @@ def open_sockets(port):
 
 @pytest.mark.parametrize(
     ("times", "operator"),
-    [(100, None), (20, ol.deltas), (20, ol.map_values(str.upper))],
-    ids=["plain", "deltas", "map_values"],
+    [
+        (10, None),
+        (10, ol.deltas),
+        (10, ol.map_values(str.upper)),
+        pytest.param(100, None, marks=pytest.mark.long),
+        pytest.param(100, ol.deltas, marks=pytest.mark.long),
+    ],
+    ids=["plain", "deltas", "map_values", "100 plain", "100 deltas"],
 )
 def test_leaving_a_hundred_times_leaves_nothing(replay, times, operator, request):
     """Each time all connections are closed within a second; no task, thread, socket or file stays."""

@@ -152,7 +152,8 @@ class Model:
             return [Given(Failure(surrogate(error)))] * count
         occurrence = seen[first.stem]
         seen[first.stem] += 1
-        return [first.draw(occurrence, sample) if occurrence or sample else first for sample in range(count)]
+        samples = range(terms.sample, terms.sample + count)
+        return [first.draw(occurrence, sample) if occurrence or sample else first for sample in samples]
 
     def preview(self, rows: Sequence[Request]) -> Plan:
         """How many rows are stored already, and how many calls the others take."""

@@ -48,7 +48,9 @@ class Job:
     def encoded(self) -> msgspec.Raw:
         """The row as the worker reads it."""
         request = self.request
-        return msgspec.Raw(pack(Ask(self.id, request.prompt, request.params, request.key, request.terms.live)))
+        return msgspec.Raw(
+            pack(Ask(self.id, request.prompt, request.params, request.key, request.terms.live, request.terms.ongoing))
+        )
 
     def fail(self, error: ModelError) -> None:
         """End with an error."""

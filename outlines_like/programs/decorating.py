@@ -6,22 +6,48 @@ import asyncio
 import functools
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, Generic, ParamSpec
+from contextlib import aclosing
+from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec
 
 from ..arrays import Call
 from ..bridge import hosted
 from ..checks import count
-from ..events import Bursts, Layer, stack
+from ..events import Bursts, Event, Failure, Layer, stack
 from ..requests import Terms
 from ..signatures import Signature
 from ..targets import Given, Plan, missing
 from .batches import CONCURRENCY
-from .evaluation import each_settled
+from .evaluation import each_settled, each_shown
 from .nodes import Apply
 from .runs import Visit
 
 Fn = Callable[..., Any]
 P = ParamSpec("P")
+
+
+class Row(NamedTuple):
+    """A program of an array, and on what terms it runs."""
+
+    lm: Any
+    terms: Terms
+
+    @property
+    def origin(self) -> tuple[str, int]:
+        """What names the draws of calls that go on from the answer."""
+        return self.lm.path, 0
+
+
+async def runs(rows: Sequence[Row], visit: Visit, concurrency: int) -> Bursts:
+    """Run the programs of an array. A row's values are the program as far as it has come."""
+    lms = [row.lm for row in rows]
+    async with aclosing((each_shown if visit.live else each_settled)(lms, visit, concurrency)) as bursts:
+        async for burst in bursts:
+            yield [event if isinstance(event.value, Failure) else standing(lms[event.row], event) for event in burst]
+
+
+def standing(lm: Any, event: Event) -> Event:
+    """An event of a program, its value the program so far."""
+    return event._replace(value=lm if event.done else lm.at(event.value))
 
 
 class Program(Generic[P]):
@@ -47,17 +73,17 @@ class Program(Generic[P]):
 
     def prepare(self, calls: Sequence[Call], samples: int | None, terms: Terms) -> list[Any]:
         """A program for each call and sample, made in order."""
-        return [self._row(call) for call in calls for _ in range(1 if samples is None else samples)]
+        return [self._row(call, terms) for call in calls for _ in range(1 if samples is None else samples)]
 
-    def _row(self, call: Call) -> Any:
+    def _row(self, call: Call, terms: Terms) -> Any:
         lm, *args = call.args or [call.kwargs.get("lm")]
         rest = {name: value for name, value in call.kwargs.items() if call.args or name != "lm"}
-        return Given(None) if missing(lm) or (args and missing(args[0])) else lm + Apply(self.fn, tuple(args), rest)
+        return Given(None) if missing(lm) or (args and missing(args[0])) else Row(lm + Apply(self.fn, tuple(args), rest), terms)
 
     def run(self, rows: Sequence[Any], /) -> Bursts:
         """Run the programs; async ones in the loop that asks."""
-        host = asyncio.get_running_loop()
-        return stack(hosted(lambda lms: each_settled(lms, Visit(host=host), self.concurrency)), *self.layers)(rows)
+        visit = Visit(live=rows[0].terms.live, host=asyncio.get_running_loop())
+        return stack(hosted(lambda rows: runs(rows, visit, self.concurrency)), *self.layers)(rows)
 
     def preview(self, rows: Sequence[Any]) -> Plan:
         """One run a row."""

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
-from contextvars import Context, ContextVar
+from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from ..bridge import ERRAND, Errand, home
+from ..bridge import ERRAND
 from ..errors import BlockingError, ProgramError
 from ..events import Bursts, Event, Failure
 from ..requests import Completion
 from ..running import is_async
-from ..streams import carrying, interleave
+from ..streams import Mailbox, carrying, interleave
 from .blocks import BLOCK, LEDGER
 from .generation import answer, partial_piece, prompt
 from .nodes import Apply, Assign, Gen, Picture, Text
-from .runs import Run, Visit
+from .runs import End, Run, Visit
 from .states import Captured, Piece, State
+from .threads import in_thread
 
 if TYPE_CHECKING:
     from .lm import LM
@@ -56,11 +56,56 @@ def advanced(lm: LM, before: State) -> bool:
     return lm.state is not None
 
 
+class Walk:
+    """A reader's way to a program: one node after the other, as far as they have not run. It takes no task.
+
+    ``done(error)`` is called at the end; the error is None where all went well.
+    """
+
+    __slots__ = ("_done", "_run", "_todo", "_visit")
+
+    def __init__(self, lm: LM, visit: Visit, done: End) -> None:
+        self._todo, self._visit, self._done = pending(lm)[::-1], visit, done
+        self._run: Run | None = None
+
+    def go(self, error: Exception | None = None) -> None:
+        """Go on until something has to be waited for."""
+        self._run = None
+        while self._todo and error is None:
+            node = self._todo.pop()
+            if node.state is None and not advanced(node, node.before):
+                error = self._wait(node)
+            if self._run is not None:
+                return
+        self._done(error)
+
+    def _wait(self, node: LM) -> Exception | None:
+        """Wait for a node's run, or have the error that it has failed with."""
+        try:
+            run = joined(node, self._visit)
+        except BlockingError as error:
+            return error
+        if not run.over:
+            self._run = run
+            run.enter(self.go)
+        return run.error
+
+    def leave(self) -> None:
+        """Give up, if the end is not reached."""
+        if self._run is not None:
+            self._run.leave(self.go)
+
+
 async def settle(lm: LM, visit: Visit) -> None:
     """Run what ``lm`` needs and has not run yet."""
-    for node in pending(lm):
-        if node.state is None and not advanced(node, node.before):
-            await joined(node, visit).wait()
+    over: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+    walk = Walk(lm, visit, over.set_result)
+    walk.go()
+    try:
+        if (error := await over) is not None:
+            raise error
+    finally:
+        walk.leave()
 
 
 async def read(lm: LM, visit: Visit) -> None:
@@ -94,7 +139,7 @@ def joined(lm: LM, visit: Visit) -> Run:
     """The run of a node, begun if it is not under way."""
     if lm.running is None:
         host = visit.host if isinstance(lm.node, Apply) else None
-        lm.running = run = Run(host, lambda: forget(lm))
+        lm.running = run = Run(lm, host)
         try:
             begin(lm, run, visit)
         except Exception as error:
@@ -104,18 +149,16 @@ def joined(lm: LM, visit: Visit) -> Run:
     return lm.running
 
 
-def forget(lm: LM) -> None:
-    """Let a node run afresh when it is read again."""
-    lm.running = None
-
-
 def begin(lm: LM, run: Run, visit: Visit) -> None:
     """Have a node run."""
     if isinstance(lm.node, Gen):
-        request = lm.source.model.request(prompt(lm), lm.params, replace(lm.terms, live=visit.live))
+        request = lm.source.model.request(
+            prompt(lm), lm.params, replace(lm.terms, live=visit.live, scope=lm.path, ongoing=True)
+        )
         run.stop = lm.source.pool.ask(request, partial(heard, lm, run))
     else:
-        run.stop = asyncio.ensure_future(applied(lm, run, visit)).cancel
+        task = asyncio.get_running_loop().create_task(applied(lm, run, visit), context=inside(lm, visit))
+        run.stop = task.cancel
 
 
 def heard(lm: LM, run: Run, value: Completion | Failure, done: bool) -> None:
@@ -231,23 +274,32 @@ def way(lm: LM) -> Iterator[LM]:
         here = here.parent
 
 
-async def called(lm: LM, start: LM, visit: Visit) -> Any:
-    """What a program's function returns: a plain one in a thread of its own, an async one in the loop of who reads."""
-    node = lm.node
-    assert isinstance(node, Apply)
+def inside(lm: LM, visit: Visit) -> Context:
+    """The context in which a program's function runs: that of where it was added, in its turn."""
     context = lm.context.copy()
     context.run(BLOCK.set, lm.stamp)
     context.run(LEDGER.set, None)
+    if is_async(lm.node.fn):  # type: ignore[union-attr]
+        context.run(ERRAND.set, None)
+        context.run(INSIDE.set, visit.host or asyncio.get_running_loop())
+    return context
+
+
+async def called(lm: LM, start: LM, visit: Visit) -> Any:
+    """What a program's function returns: a plain one in a thread, an async one in the loop of who reads."""
+    node = lm.node
+    assert isinstance(node, Apply)
+    work = partial(node.fn, start, *node.args, **node.kwargs)
     if not is_async(node.fn):
-        return await in_thread(lambda: node.fn(start, *node.args, **node.kwargs), context)
-    host = visit.host or home().loop
-    context.run(ERRAND.set, None)
-    context.run(INSIDE.set, host)
-    return await hosted_by(host, lambda: node.fn(start, *node.args, **node.kwargs), context)
+        return await in_thread(work)
+    if visit.host is None or visit.host is asyncio.get_running_loop():
+        with carrying():
+            return await work()
+    return await hosted_by(visit.host, work, copy_context())
 
 
 async def hosted_by(host: asyncio.AbstractEventLoop, make: Callable[[], Any], context: Context) -> Any:
-    """Await ``make()`` on the loop ``host``, in ``context``."""
+    """Await ``make()`` on another loop, in ``context``."""
 
     async def work() -> Any:
         with carrying():
@@ -256,51 +308,68 @@ async def hosted_by(host: asyncio.AbstractEventLoop, make: Callable[[], Any], co
     async def entered() -> Any:
         return await asyncio.get_running_loop().create_task(work(), context=context)
 
-    if host is asyncio.get_running_loop():
-        return await entered()
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(entered(), host))
 
 
-async def in_thread(work: Callable[[], Any], context: Context) -> Any:
-    """Do ``work`` in a thread of its own. When nobody waits any more, its blocking calls are cancelled."""
-    loop, errand = asyncio.get_running_loop(), Errand()
-    outcome: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+class Crowd:
+    """Many programs, at most ``size`` of them under way. A row's value is its program, run, or the failure."""
 
-    def body() -> None:
-        value, error = None, None
-        try:
-            with carrying():
-                value = work()
-        except BaseException as raised:
-            error = raised
-        with suppress(RuntimeError):  # the loop is closed: nobody waits
-            loop.call_soon_threadsafe(told, (value, error))
+    def __init__(self, lms: Sequence[LM], visit: Visit, size: int) -> None:
+        self.mailbox = Mailbox()
+        self._lms, self._visit, self._size = lms, visit, size
+        self._rows = iter(range(len(lms)))
+        self._walks: dict[int, Walk] = {}
+        self._calling = False
 
-    def told(end: tuple[Any, BaseException | None]) -> None:
-        if not outcome.done():
-            outcome.set_result(end)
+    def call(self) -> None:
+        """Let as many begin as there is room for. Those that end at once make room for others."""
+        if self._calling:
+            return
+        self._calling = True
+        while len(self._walks) < self._size and (row := next(self._rows, None)) is not None:
+            self._walks[row] = walk = Walk(self._lms[row], self._visit, partial(self._ended, row))
+            walk.go()
+        self._calling = False
+        if not self._walks:
+            self.mailbox.close()
 
-    threading.Thread(target=context.run, args=(errand.run, body), daemon=True).start()
-    try:
-        value, error = await outcome
-    finally:
-        errand.end()
-    if error is not None:
-        raise error
-    return value
+    def _ended(self, row: int, error: Exception | None) -> None:
+        del self._walks[row]
+        self.mailbox.post([Event(row, self._lms[row] if error is None else Failure(error))])
+        self.call()
+
+    def leave(self) -> None:
+        """Give all of it up."""
+        for walk in list(self._walks.values()):
+            walk.leave()
 
 
-async def each_settled(lms: Sequence[LM], visit: Visit, concurrency: int) -> Bursts:
-    """Run many programs, at most ``concurrency`` at a time. A row's value is its program, run, or the failure."""
+async def each_shown(lms: Sequence[LM], visit: Visit, concurrency: int) -> Bursts:
+    """Run many programs where they are watched. A row's values are states."""
 
     async def one(row: int) -> Bursts:
+        last: State | None = None
         try:
-            await settle(lms[row], visit)
+            async with aclosing(follow(lm := lms[row], visit)) as states:
+                async for _, state in states:
+                    if state is not last and state is not lm.state:
+                        yield [Event(row, last := state, False)]
         except Exception as error:
             yield [Event(row, Failure(error))]
         else:
-            yield [Event(row, lms[row])]
+            yield [Event(row, lm.final)]
 
     async with aclosing(interleave(one, range(len(lms)), concurrency)) as bursts:
         async for burst in bursts:
             yield burst
+
+
+async def each_settled(lms: Sequence[LM], visit: Visit, concurrency: int) -> Bursts:
+    """Run many programs, at most ``concurrency`` at a time."""
+    crowd = Crowd(lms, visit, concurrency)
+    try:
+        crowd.call()
+        while (burst := await crowd.mailbox.take()) is not None:
+            yield burst
+    finally:
+        crowd.leave()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from .. import bridge, cache
 from ..errors import BlockingError, ProgramError
 from ..occasions import scope
+from ..operators import text_of
 from ..requests import Completion, Message, Terms, digest
 from ..streams import arriving
 from . import rendering
@@ -63,12 +64,16 @@ class LM:
     __slots__ = (
         "__weakref__",
         "_counts",
+        "_first",
+        "_first_scope",
+        "_path",
         "context",
         "node",
+        "number",
         "params",
         "parent",
-        "path",
         "running",
+        "scope",
         "source",
         "stage",
         "stamp",
@@ -76,29 +81,37 @@ class LM:
         "terms",
     )
 
-    def __init__(self, source: Source, parent: LM | None, node: Node | None, stamp: Stamp, path: str) -> None:
-        self.source, self.parent, self.node, self.stamp, self.path = source, parent, node, stamp, path
+    def __init__(self, source: Source, parent: LM | None, node: Node | None, stamp: Stamp, scope: str = "") -> None:
+        self.source, self.parent, self.node, self.stamp, self.scope = source, parent, node, stamp, scope
+        self.number = 0
         self.state: State | None = None
         self.running: Run | None = None
         self.terms, self.params = Terms(), NOTHING
         self.context = EMPTY
         self.stage: Stage | None = None
+        self._path: str | None = None
+        self._first: Node | None = None
+        self._first_scope = ""
         self._counts: dict[str, int] | None = None
 
     @classmethod
     def of(cls, model: Model) -> LM:
         """The empty program of a model."""
-        return cls(Source(model, Pool(model.complete.target.run)), None, None, Stamp(), "")._started(State())
+        return cls(Source(model, Pool(model.complete.target.run)), None, None, Stamp())._started("", State())
 
-    def _started(self, state: State) -> Self:
-        self.state = state
+    def _started(self, path: str, state: State) -> Self:
+        self._path, self.state = path, state
         return self
 
     def inner(self, stage: Stage | None) -> LM:
         """Where a program that was added here begins: what was said before, under a name of its own."""
-        start = LM(self.source, None, None, self.stamp, self.path)._started(self.before)
+        start = LM(self.source, None, None, self.stamp)._started(self.path, self.before)
         start.stage = stage
         return start
+
+    def at(self, state: State) -> LM:
+        """This program as it stands in the middle of its run."""
+        return LM(self.source, None, None, self.stamp)._started(self.path, state)
 
     @property
     def model(self) -> Model:
@@ -138,7 +151,7 @@ class LM:
     @property
     def alone(self) -> bool:
         """Whether one way only goes on from here."""
-        return self._counts is not None and sum(self._counts.values()) == 1
+        return self._first is not None and self._counts is None
 
     def grown(self, other: Any) -> LM:
         """The program with ``other`` added; the same as ``lm + other``."""
@@ -150,23 +163,42 @@ class LM:
 
     def _child(self, node: Node, stamp: Stamp) -> LM:
         check(self, node, stamp)
-        child = LM(self.source, self, node, stamp, self._path(node))
+        child = LM(self.source, self, node, stamp, scope())
+        child.number = self._numbered(child.scope, node)
         if isinstance(node, Gen):
-            child.terms, child.params = cache.terms(scope=child.path), self.source.settings(node)
+            child.terms, child.params = cache.terms(), self.source.settings(node)
         elif isinstance(node, Apply):
             child.context = copy_context()
         return child
 
-    def _path(self, node: Node) -> str:
-        """A name for one more node: equal nodes of one parent are numbered in the order in which they are made."""
-        key = digest([scope(), *node.identity])
+    def _numbered(self, scope: str, node: Node) -> int:
+        """The number of one more child: equal ones are counted in the order in which they are made."""
         with NUMBERING:
-            self._counts = self._counts if self._counts is not None else {}
-            number = self._counts.get(key, 0)
-            self._counts[key] = number + 1
+            if self._first is None:
+                self._first, self._first_scope = node, scope  # most have but one, which needs no comparing
+                return 0
+            if self._counts is None:
+                self._counts = {step_name(self._first_scope, self._first): 1}
+            number = self._counts.get(name := step_name(scope, node), 0)
+            self._counts[name] = number + 1
             if len(self._counts) > KEPT:
                 del self._counts[next(iter(self._counts))]
-        return digest([self.path, key, number])
+            return number
+
+    @property
+    def path(self) -> str:
+        """A name for a gen or a program that is the same in every process: all steps since the one before that has a name."""
+        steps: list[Any] = []
+        here = self
+        while here._path is None and (here is self or not isinstance(here.node, (Gen, Apply))):
+            assert here.parent is not None
+            assert here.node is not None
+            steps.append([here.number, here.scope, *here.node.identity])
+            here = here.parent
+        if steps:
+            self._path = digest([here.path, *reversed(steps)])
+        assert self._path is not None
+        return self._path
 
     def set(self, name: str, value: Any) -> LM:
         """The program with a capture set to ``value``."""
@@ -314,6 +346,11 @@ class LM:
         return rendering.html(self._read())
 
 
+def step_name(scope: str, node: Node) -> str:
+    """What tells a step from others: on whose behalf it was made, and what it does."""
+    return digest([scope, *node.identity])
+
+
 def running_loop() -> asyncio.AbstractEventLoop | None:
     """The loop that runs in this thread, if any."""
     try:
@@ -338,8 +375,8 @@ def again(lm: LM) -> LM:
         failed.append(here)
         here = here.parent
     for old in reversed(failed):
-        new = LM(old.source, here, old.node, old.stamp, old.path)
-        new.terms, new.params, new.context = old.terms, old.params, old.context
+        new = LM(old.source, here, old.node, old.stamp, old.scope)
+        new.number, new.terms, new.params, new.context = old.number, old.terms, old.params, old.context
         here = new
     return here if here is not None else lm
 
@@ -381,3 +418,6 @@ def check_turn(lm: LM, stamp: Stamp) -> None:
         if isinstance(here.node, (Gen, Picture)) or (isinstance(here.node, Text) and here.node.text):
             raise ProgramError(UNFINISHED.format(lm.model))
         here = here.parent
+
+
+text_of.register(LM, str)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 from uuid import uuid4
+
+import msgspec
 
 from ..arrays import plain
 from ..errors import ProgramError
@@ -17,10 +18,8 @@ from .outputs import FREE, Form
 Placed = Iterator[tuple["Node", Stamp]]
 
 
-class Expression:
+class Expression(msgspec.Struct, frozen=True, eq=False):
     """Something to add to a program: with ``lm + x``, to text or to other expressions, or inside an f-string."""
-
-    __slots__ = ()
 
     def __post_init__(self) -> None:
         note_made()
@@ -42,10 +41,8 @@ class Expression:
         raise NotImplementedError
 
 
-class Node(Expression):
+class Node(Expression, frozen=True, eq=False):
     """An expression that is one step of a program."""
-
-    __slots__ = ()
 
     def placed(self, stamp: Stamp) -> Placed:
         """Itself."""
@@ -57,8 +54,7 @@ class Node(Expression):
         raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Text(Node):
+class Text(Node, frozen=True, eq=False, gc=False):
     """Given words."""
 
     text: str
@@ -69,12 +65,11 @@ class Text(Node):
         return ["text", self.text]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Gen(Node):
+class Gen(Node, frozen=True, eq=False, gc=False):
     """Words of the model's."""
 
     name: str | None = None
-    params: Mapping[str, Any] = field(default_factory=dict)
+    params: Mapping[str, Any] = {}
     form: Form = FREE
     list_append: bool = False
     stop_regex: str | None = None
@@ -86,8 +81,7 @@ class Gen(Node):
         return ["gen", plain(self.params), self.form.sent(), self.stop_regex]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Picture(Node):
+class Picture(Node, frozen=True, eq=False):
     """An image, as chat servers read it."""
 
     content: Mapping[str, Any]
@@ -98,8 +92,7 @@ class Picture(Node):
         return ["image", self.content]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Assign(Node):
+class Assign(Node, frozen=True, eq=False):
     """A capture that the program sets by itself, or removes."""
 
     name: str
@@ -112,13 +105,12 @@ class Assign(Node):
         return ["assign", self.name, self.remove]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Apply(Node):
+class Apply(Node, frozen=True, eq=False):
     """A program with its arguments: ``fn(lm, *args, **kwargs)`` gives the rest."""
 
     fn: Callable[..., Any]
     args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    kwargs: Mapping[str, Any] = {}
 
     @property
     def title(self) -> str:
@@ -141,8 +133,7 @@ def stable(value: Any) -> Any:
         return ["some", type(value).__qualname__]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Sum(Expression):
+class Sum(Expression, frozen=True, eq=False):
     """One expression after the other."""
 
     parts: tuple[Expression, ...]
@@ -158,8 +149,7 @@ class Sum(Expression):
                 yield from part.placed(stamp)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Stamped(Expression):
+class Stamped(Expression, frozen=True, eq=False):
     """An expression in a turn or a capture of its own."""
 
     inner: Expression

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ..events import Elementwise, Failure
 from ..requests import Request
@@ -15,6 +15,7 @@ from .states import State
 Loop = asyncio.AbstractEventLoop
 Hear = Callable[[Any, bool], None]
 Stop = Callable[[], object]
+End = Callable[[Exception | None], None]
 
 
 class Visit(NamedTuple):
@@ -25,20 +26,32 @@ class Visit(NamedTuple):
     blocked: Loop | None = None
 
 
+class Owner(Protocol):
+    """What runs: it knows its run while there is one."""
+
+    running: Run | None
+
+
 class Run:
     """One node's states: run once, told to every reader, the latest first. When the last reader leaves, it stops."""
 
-    __slots__ = ("_error", "_forget", "_news", "_readers", "_trace", "host", "latest", "over", "stop")
+    __slots__ = ("_ends", "_error", "_news", "_owner", "_readers", "_trace", "host", "latest", "over", "stop")
 
-    def __init__(self, host: Loop | None, forget: Callable[[], None]) -> None:
-        self.host = host
+    def __init__(self, owner: Owner, host: Loop | None) -> None:
+        self.host, self._owner = host, owner
         self.latest: State | None = None
         self.over = False
-        self.stop: Stop = lambda: None
+        self.stop: Stop = int
         self._error: Exception | None = None
         self._trace: TracebackType | None = None
-        self._forget, self._readers = forget, 0
+        self._readers = 0
+        self._ends: list[End] = []
         self._news: list[asyncio.Future[None]] = []
+
+    @property
+    def error(self) -> Exception | None:
+        """What it failed with, as it was raised there."""
+        return self._error.with_traceback(self._trace) if self._error is not None else None
 
     def tell(self, state: State) -> None:
         """Show a state to all readers."""
@@ -47,13 +60,21 @@ class Run:
 
     def finish(self, state: State) -> None:
         """Show the last state."""
-        self.over = True
-        self.tell(state)
+        self.latest = state
+        self._end()
 
     def fail(self, error: Exception) -> None:
         """End with an error, for good."""
-        self.over, self._error, self._trace = True, error, error.__traceback__
+        self._error, self._trace = error, error.__traceback__
+        self._end()
+
+    def _end(self) -> None:
+        self.over = True
         self._wake()
+        self.stop = int
+        ends, self._ends = self._ends, []
+        for end in ends:
+            end(self.error)
 
     def _wake(self) -> None:
         for reader in self._news:
@@ -65,25 +86,22 @@ class Run:
         self._news.append(news := asyncio.get_running_loop().create_future())
         await news
 
-    def _leave(self) -> None:
+    def enter(self, end: End) -> None:
+        """Have ``end(error)`` called when it is over, with the error that it failed with, if it did."""
+        self._readers += 1
+        self._ends.append(end)
+
+    def leave(self, end: End) -> None:
+        """Take that back."""
+        if end in self._ends:
+            self._ends.remove(end)
+            self._left()
+
+    def _left(self) -> None:
         self._readers -= 1
         if not self._readers and not self.over:
-            self._forget()
+            self._owner.running = None
             self.stop()
-
-    def _raise(self) -> None:
-        if self._error is not None:
-            raise self._error.with_traceback(self._trace)
-
-    async def wait(self) -> None:
-        """Come back when it is over."""
-        self._readers += 1
-        try:
-            while not self.over:
-                await self._wait()
-        finally:
-            self._leave()
-        self._raise()
 
     async def states(self) -> AsyncGenerator[State, None]:
         """The state that there is, then each that comes."""
@@ -98,8 +116,9 @@ class Run:
                 else:
                     await self._wait()
         finally:
-            self._leave()
-        self._raise()
+            self._left()
+        if self.error is not None:
+            raise self.error
 
 
 class Seat:
@@ -118,15 +137,21 @@ class Seat:
 
     def leave(self) -> None:
         """Take the request back; a batch that nobody waits for any more is stopped."""
-        self.gone = True
+        self.gone, self.hear = True, deaf
         if self._batch is not None:
             self._batch.check()
 
     def told(self, value: Any, done: bool) -> None:
         """Hear of the answer."""
         if not self.gone:
-            self.gone = done
-            self.hear(value, done)
+            hear = self.hear
+            if done:
+                self.gone, self.hear = True, deaf
+            hear(value, done)
+
+
+def deaf(value: Any, done: bool) -> None:
+    """Hear nothing more."""
 
 
 class Batch:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import groupby
 from types import MappingProxyType
 from typing import Any, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
 
 from ..requests import Completion, Message
 from .blocks import Capturing, Stamp, Turn
 
 
-class Piece(NamedTuple):
+class Piece(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A piece of a program's text: given, generated, or an image."""
 
     text: str
@@ -67,13 +70,12 @@ class Held(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class State:
+class State(msgspec.Struct, frozen=True, eq=False):
     """All that was said up to a node: the state before it, and one piece more."""
 
     before: State | None = None
     piece: Piece | None = None
-    captures: Mapping[str, Captured] = field(default_factory=dict)
+    captures: Mapping[str, Captured] = MappingProxyType({})
     held: tuple[Held, ...] = ()
     open: Open | None = None
     spent: Spent = NOTHING
@@ -130,13 +132,17 @@ class State:
     @property
     def text(self) -> str:
         """Everything said, turn under turn."""
-        return "\n".join("".join(piece.text for piece in turn) for _, turn in self.turns())
+        return "\n".join(["".join([piece.text for piece in turn]) for _, turn in self.turns()])
 
-    def turns(self) -> Iterator[tuple[Turn | None, list[Piece]]]:
+    def turns(self) -> list[tuple[Turn | None, list[Piece]]]:
         """The pieces of each turn. Turns in which nothing was said are left out."""
-        spoken = (piece for piece in self.pieces() if piece.text or piece.content)
-        for turn, pieces in groupby(spoken, lambda piece: piece.stamp.turn):
-            yield turn, list(pieces)
+        found: list[tuple[Turn | None, list[Piece]]] = []
+        for piece in self.pieces():
+            if piece.text or piece.content:
+                if not found or found[-1][0] != piece.stamp.turn:
+                    found.append((piece.stamp.turn, []))
+                found[-1][1].append(piece)
+        return found
 
     def messages(self) -> tuple[Message, ...]:
         """The turns as chat servers read them."""

@@ -3,71 +3,69 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, closing
-from typing import TYPE_CHECKING, Any, Self
-from weakref import WeakSet
+from collections.abc import Callable, Iterator
+from contextlib import aclosing
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from .. import bridge
-from ..events import Bursts, Event
-from ..streams import Pump, arriving
-from .evaluation import follow
+from ..arrays import Grid
+from ..calling import Ends, Options, Work
+from ..events import Bursts, Failure, Snapshot
+from ..operators import text_of
+from ..streaming import BLOCKED, Lists, Reader, Stream
+from .evaluation import each_shown
 from .runs import Visit
-from .states import Part, State, part_of
+from .states import Part, part_of
 
 if TYPE_CHECKING:
     from .lm import LM
+
+T = TypeVar("T")
 
 
 class Watch:
     """A program that is watched instead of waited for: ``lm.stream() + f()``, for ``for`` and for ``async for``.
 
     Each item is a :class:`Part`. Nothing runs until it is iterated; iterating again tells again what is known. Leaving
-    early, by ``break``, ``close()`` or the end of a ``with`` block, cancels what is under way.
+    early, by ``break``, ``close()`` or the end of a ``with`` block, cancels what is under way. Operators take it as a stream
+    of one row, of snapshots ``((), part, done)``: ``(lm.stream() + f()) | deltas``.
     """
 
     def __init__(self, lm: LM) -> None:
         self.lm = lm
-        self._open: WeakSet[Any] = WeakSet()
+        work = Work(lambda rows: shown(lm), [lm], Grid([], (), {}), None, Options(), [])
+        self._snapshots: Stream[Snapshot[Part]] = Stream(partial(snapshots, lm), work, ours=True)
+        self._parts = self._snapshots.derived(parts)
+
+    def as_stream(self) -> Stream[Snapshot[Part]]:
+        """The same as operators take it."""
+        return self._snapshots
 
     def __add__(self, other: Any) -> Watch:
         return Watch(self.lm + other)
 
-    def _bursts(self, visit: Visit) -> Bursts:
-        return bridge.hosted(lambda rows: states(self.lm, visit))([self.lm])
-
-    def _snapshots(self) -> Iterator[Part]:
-        visit, text = Visit(live=True, blocked=self.lm.unblocked("lm.stream()")), ""
-        with closing(bridge.iterate(Pump(self._bursts(visit)), bridge.home().loop)) as bursts:
-            for burst in bursts:
-                for event in burst:
-                    seen = part_of(event.value, text, event.done)
-                    text = seen.text
-                    yield seen
+    def __or__(self, operator: Callable[[Stream[Snapshot[Part]]], T]) -> T:
+        return self._snapshots | operator
 
     def __iter__(self) -> Iterator[Part]:
-        snapshots = self._snapshots()
-        self._open.add(snapshots)
-        return snapshots
+        self.lm.unblocked("lm.stream()")
+        return iter(self._parts)
 
-    async def __aiter__(self) -> AsyncIterator[Part]:
-        visit, text = Visit(live=True, host=asyncio.get_running_loop()), ""
-        with arriving():
-            async with aclosing(self._bursts(visit)) as bursts:
-                async for burst in bursts:
-                    for event in burst:
-                        seen = part_of(event.value, text, event.done)
-                        text = seen.text
-                        yield seen
+    def __aiter__(self) -> Reader[Part]:
+        return aiter(self._parts)
 
-    def only(self, name: str) -> Only:
-        """Watch one capture: its text so far, each time that there is more of it."""
-        return Only(self, name)
+    def only(self, name: str) -> Stream[str]:
+        """Watch one capture: its text so far, each time that there is more of it; of a list, the text of the item under way."""
+        return self._snapshots.derived(lambda stream: only(stream, name))
 
     def close(self) -> None:
         """End every plain iteration."""
-        for snapshots in list(self._open):
-            snapshots.close()
+        self._parts.close()
+
+    async def aclose(self) -> None:
+        """End every ``async for``."""
+        await self._parts.aclose()
 
     def __enter__(self) -> Self:
         return self
@@ -75,25 +73,26 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    async def __aenter__(self) -> Self:
+        return self
 
-class Only:
-    """One capture of a program that is watched. Each item is its text so far; of a list, the text of the item under way."""
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
-    def __init__(self, watch: Watch, name: str) -> None:
-        self._watch, self._name = watch, name
 
-    def __iter__(self) -> Iterator[str]:
-        known = Known(self._name)
-        with closing(iter(self._watch)) as snapshots:  # type: ignore[type-var]
-            for seen in snapshots:
-                yield from known.news(seen)
+async def parts(stream: Stream[Snapshot[Part]]) -> Lists[Part]:
+    """The parts alone."""
+    async with stream.bursts() as bursts:
+        async for burst in bursts:
+            yield [part for _, part, _ in burst]
 
-    async def __aiter__(self) -> AsyncIterator[str]:
-        known = Known(self._name)
-        async with aclosing(aiter(self._watch)) as snapshots:  # type: ignore[type-var]
-            async for seen in snapshots:
-                for text in known.news(seen):
-                    yield text
+
+async def only(stream: Stream[Snapshot[Part]], name: str) -> Lists[str]:
+    """The texts of one capture."""
+    known = Known(name)
+    async with stream.bursts() as bursts:
+        async for burst in bursts:
+            yield [text for _, part, _ in burst for text in known.news(part)]
 
 
 class Known:
@@ -119,11 +118,26 @@ class Known:
         return [now[1]]
 
 
-async def states(lm: LM, visit: Visit) -> Bursts:
-    """The states of a program as events; the last is done."""
-    last: State | None = None
-    async with aclosing(follow(lm, visit)) as found:
-        async for _, state in found:
-            if state is not last and state is not lm.state:
-                yield [Event(0, last := state, False)]
-    yield [Event(0, lm.final, True)]
+def shown(lm: LM) -> Bursts:
+    """The states of a program, for whoever reads them in this loop. Its async parts run here too, if it is the user's."""
+    ours = bridge.on_loop() or bridge.in_guest()
+    visit = Visit(live=True, host=None if ours else asyncio.get_running_loop(), blocked=BLOCKED.get())
+    return bridge.hosted(lambda rows: each_shown([lm], visit, 1))([lm])
+
+
+async def snapshots(lm: LM, ends: Ends | None) -> Lists[Snapshot[Part]]:
+    """The same as snapshots of parts; ``ends`` may end it."""
+    text = ""
+    async with aclosing(shown(lm) if ends is None else ends.until((), shown(lm))) as bursts:
+        async for burst in bursts:
+            for _, state, done in burst:
+                if isinstance(state, Failure):
+                    raise state.error
+                yield [Snapshot((), part := part_of(state, text, done), done)]
+                text = part.text
+
+
+@text_of.register
+def text_of_part(value: Part) -> str:
+    """All text so far."""
+    return value.text

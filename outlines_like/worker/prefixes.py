@@ -58,32 +58,56 @@ def _falling(steps: Sequence[int]) -> list[int]:
     return found
 
 
+def places(ids: Tokens) -> list[int]:
+    """A number for each beginning of a text, block by block: equal beginnings have equal ones."""
+    found, place = [], 0
+    for end in range(LEAST, len(ids) + 1, LEAST):
+        found.append(place := hash((place, ids[end - LEAST : end])))
+    return found
+
+
 class Prefixes:
-    """Prefixes that were read, the least recently used forgotten first when they take more than ``room`` bytes."""
+    """Prefixes that were read, the least recently used forgotten first when they take more than ``room`` bytes.
+
+    Each is found by its blocks, so looking is quick however many are kept. Of several with the same block the last one is.
+    """
 
     def __init__(self, room: int) -> None:
-        self._room = room
+        self._room, self._taken = room, 0
         self._kept: OrderedDict[Tokens, Prefix] = OrderedDict()
+        self._owners: dict[int, Tokens] = {}
 
     def find(self, text: Tokens) -> Share:
-        """The longest beginning of ``text`` that is kept, leaving at least one token."""
-        best = Share()
-        for prefix in self._kept.values():
-            length = min(common(prefix.ids, text), len(text) - 1)
-            if length > max(best.length, LEAST - 1):
-                best = Share(prefix, length)
-        if best.prefix:
-            self._kept.move_to_end(best.prefix.ids)
-        return best
+        """A beginning of ``text`` that is kept, as long as there is one, leaving at least one token."""
+        for place in reversed(places(text)):
+            if (ids := self._owners.get(place)) is not None:
+                length = min(common(ids, text), len(text) - 1)
+                self._kept.move_to_end(ids)
+                return Share(self._kept[ids], length) if length >= LEAST else Share()
+        return Share()
 
     def keep(self, prefix: Prefix) -> None:
         """Remember ``prefix``; a shorter one that begins it is no longer needed."""
-        for ids in [ids for ids in self._kept if prefix.ids[: len(ids)] == ids]:
-            del self._kept[ids]
+        mine = places(prefix.ids)
+        if not mine:
+            return  # it is too short to be found again
+        begun = {prefix.ids, *(self._owners[place] for place in mine if place in self._owners)}
+        for ids in [ids for ids in begun if prefix.ids[: len(ids)] == ids and ids in self._kept]:
+            self._forget(ids)
         self._kept[prefix.ids] = prefix
-        while self._kept and sum(kept.memory.nbytes for kept in self._kept.values()) > self._room:
-            self._kept.popitem(last=False)
+        self._taken += prefix.memory.nbytes
+        self._owners.update(dict.fromkeys(mine, prefix.ids))
+        while self._kept and self._taken > self._room:
+            self._forget(next(iter(self._kept)))
+
+    def _forget(self, ids: Tokens) -> None:
+        self._taken -= self._kept.pop(ids).memory.nbytes
+        for place in places(ids):
+            if self._owners.get(place) is ids:
+                del self._owners[place]
 
     def clear(self) -> None:
         """Forget all."""
         self._kept.clear()
+        self._owners.clear()
+        self._taken = 0

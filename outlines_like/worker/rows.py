@@ -60,6 +60,7 @@ class Row:
     bias: Mapping[int, float] = field(default_factory=dict)
     chances: list[tuple[int, float]] | None = None
     due: list[int] = field(default_factory=list)
+    ongoing: bool = False
     tokens: list[int] = field(default_factory=list)
     seen: int = 0
     mask: bytes = b""
@@ -163,6 +164,7 @@ def open_row(ask: Ask, reader: Reader, tokenizer: Any, habits: Habits, grammars:
         constraint=grammars.open(params),
         bias=bias(params.get("logit_bias", {}), len(tokenizer)),
         chances=[] if params.get("logprobs") else None,
+        ongoing=ask.ongoing,
     )
     if row.limit <= 0:
         row.close("length")

@@ -319,6 +319,12 @@ class Slots:
         pack = Pack(pieces, store, memory, going=going, device=self._net.device)
         return self._net.read(pack)
 
+    def _said(self, slot: int, seat: Seat) -> Prefix:
+        """What was read for a row and what it has said, as the beginning of what follows."""
+        mine = self._memory[:, :, slot, :, : seat.length]
+        theirs = seat.share.prefix.memory[..., : seat.share.length, :] if seat.share.prefix else mine[..., :0, :]
+        return Prefix(seat.row.text[: seat.share.length + seat.length], torch.cat([theirs, mine], -2))
+
     def _reserve(self, slots: int, columns: int) -> None:
         """See that the slots suffice."""
         old = self._memory
@@ -339,6 +345,9 @@ class Slots:
     def keep(self, rows: Iterable[Row]) -> None:
         """Let all other rows go. The last ones move into the slots that they leave."""
         chosen = set(rows)
+        for slot, seat in enumerate(self._seats):
+            if seat.row.ongoing and seat.row.finish and seat.row not in chosen:
+                self.prefixes.keep(self._said(slot, seat))
         kept = [slot for slot, seat in enumerate(self._seats) if seat.row in chosen]
         moved = moves(kept)
         self._copy({to: source for source, to in moved.items()})

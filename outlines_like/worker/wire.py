@@ -26,13 +26,14 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """One row: ``key`` names its random stream, ``live`` asks for its text while it grows."""
+    """One row: ``key`` names its random stream, ``live`` asks for its text while it grows, ``ongoing`` says more may follow."""
 
     id: int
     prompt: str | tuple[Message, ...]
     params: dict[str, Any]
     key: str
     live: bool
+    ongoing: bool = False
 
 
 class Rows(msgspec.Struct, frozen=True, tag=True):
