@@ -58,7 +58,8 @@ def native(value: Any) -> Any:
 class Terms(msgspec.Struct, frozen=True, gc=False):
     """On what terms a call is made: none of them changes what is asked.
 
-    ``store`` is the folder of stored answers (None: the default one), ``mode`` how it is used ("use", "refresh" or
+    ``store`` is the folder of stored answers (None: the default one), ``durable`` whether a call ends only when they would
+    survive a loss of power, ``mode`` how it is used ("use", "refresh" or
     "disabled"), ``live`` whether the caller watches partial answers. ``scope`` names the row of an outer lifted
     function on whose behalf the call is made, so that every such row gets draws of its own.
     """
@@ -67,6 +68,7 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     mode: str = "use"
     live: bool = False
     scope: str = ""
+    durable: bool = False
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):

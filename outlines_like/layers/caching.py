@@ -53,10 +53,13 @@ class Held:
 Places = dict[int, Shelf]  # where each row is looked up and kept; no place for rows that want none
 
 
-async def opened(folder: str | None) -> Store:
-    """The store in ``folder``, one for each folder and process. The loop owns it."""
+async def opened(folder: str | None, durable: bool = False) -> Store:
+    """The store in ``folder``, one for each folder and process. The loop owns it. Once durable, it stays so."""
     path = os.fspath(folder or default_folder())
-    return bridge.owned(("store", path), lambda: Store(path))
+    store = bridge.owned(("store", path), lambda: Store(path, durable=durable))
+    if durable:
+        store.harden()
+    return store
 
 
 async def cleared(folder: str | None) -> None:
@@ -66,8 +69,10 @@ async def cleared(folder: str | None) -> None:
 
 async def places_of(rows: Sequence[Any], given: Shelf | None) -> Places:
     """The store that each of the ``rows`` wants used: the ``given`` one, or that in the folder of its terms."""
-    folders = {row.terms.store for row in rows if row.terms.mode != "disabled"}
-    shelves = {folder: given if given is not None else await bridge.ask(opened(folder)) for folder in folders}
+    folders = {(row.terms.store, row.terms.durable) for row in rows if row.terms.mode != "disabled"}
+    shelves = {
+        place[0]: given if given is not None else await bridge.ask(opened(*place)) for place in sorted(folders, key=repr)
+    }
     return {i: shelves[row.terms.store] for i, row in enumerate(rows) if row.terms.mode != "disabled"}
 
 
@@ -101,6 +106,14 @@ def keep(rows: Sequence[Any], places: Places, name: Name, burst: Burst) -> None:
     answers = {i: value for i, value, done in burst if done and i in places and lasting(rows[i], value)}
     for shelf, numbers in by_shelf(answers, places):
         shelf.put_many([(name(rows[i]), answers[i]) for i in numbers])
+
+
+async def settled(rows: Sequence[Any], places: Places) -> None:
+    """Give the warnings that have come up, and wait for the disk where that was asked for."""
+    for shelf in set(places.values()):
+        if isinstance(shelf, Store) and any(row.terms.durable for row in rows):
+            await asyncio.to_thread(shelf.flush)
+        shelf.tell()
 
 
 def replayed(value: Any) -> Any:
@@ -158,8 +171,7 @@ def cached(store: Store | MutableMapping[str, Any] | None = None, *, version: st
                     async for burst in bursts:
                         keep(rows, places, name, burst)
                         yield burst
-            for shelf in set(places.values()):
-                shelf.tell()
+            await settled(rows, places)
 
         return cached_run
 

@@ -27,7 +27,7 @@ from ..requests import Request, Usage
 from ..streams import interleave
 from . import quirks, refusals, wire
 from .accounts import PATHS, Account, Azure
-from .base import Model
+from .base import Model, Way
 from .pacing import CrowdedError, Pace, Speed, Turn, speed
 from .parameters import COMMON, Check, number, plain, text
 from .quirks import Dialect
@@ -36,6 +36,7 @@ CONNECTING = 10.0  # seconds to reach a server
 KEPT = 4.0  # seconds that an idle connection is kept: less than most servers keep it
 LINGER = 1.0  # seconds to wait for the counts after all choices of a stream have ended
 DRAINING = 0.05  # seconds to wait for the end of a body whose last event was read
+JSON = "application/json"
 PLAIN = Dialect()
 REASON = 65536  # bytes of a refusal that are read
 FILES = "Lower concurrency=, or raise the limit by `ulimit -n`."
@@ -144,7 +145,7 @@ class Link:
     """The connections to one server as one customer, and what was learnt about it. The library's loop owns it."""
 
     def __init__(self, account: Account, trust_env: bool) -> None:
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "gzip", "User-Agent": "outlines_like"}
+        headers = {"Content-Type": JSON, "Accept-Encoding": "gzip", "User-Agent": "outlines_like"}
         self.session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT, ttl_dns_cache=60, socket_factory=opened),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -165,6 +166,12 @@ class Link:
     def learn(self, model: str, dialect: Dialect) -> None:
         """Add to what is known."""
         self.dialects[model] = self.dialect(model).joined(dialect)
+
+    def beside(self, path: str) -> yarl.URL:
+        """The address of ``path``, which may have a query, on the level of the endpoints' own paths."""
+        there = yarl.URL(path)
+        base = next(self.url.path.removesuffix(end) for end in PATHS.values() if self.url.path.endswith(end))
+        return self.url.with_path(base + there.path).with_query({**self.url.query, **there.query})
 
     def deadlines(self, seconds: float) -> Deadlines:
         """Bounds the time of each request."""
@@ -193,6 +200,41 @@ class Remote:
         async with aclosing(interleave(partial(self._batch, link, requests), batches, self.settings.speed.most)) as bursts:
             async for burst in bursts:
                 yield burst
+
+    async def exchange(
+        self,
+        method: str,
+        path: str,
+        hear: Callable[[bytes], object],
+        *,
+        body: bytes = b"",
+        kind: str = JSON,
+        limit: int = wire.LIMIT,
+    ) -> None:
+        """Ask ``path``, which stands beside the endpoint, and let ``hear`` have the bytes of the answer as they come."""
+        link = self._link()
+        async with self.pace("").turn(0.0):
+            try:
+                with link.deadlines(self.settings.timeout):
+                    response = await self._sent(link, method, link.beside(path), body, kind)
+                    if response.status != 200:
+                        raise (await self._refusal(response))[1]
+                    try:
+                        await self._read(response, hear, limit)
+                    finally:
+                        response.close()
+            except ModelError:
+                raise
+            except FAULTS as error:
+                raise self._fault(error) from None
+
+    def dialect(self, model: str) -> Dialect:
+        """How requests for ``model`` are written."""
+        return self._link().dialect(model)
+
+    def learn(self, model: str, dialect: Dialect) -> None:
+        """Add to what is known of that."""
+        self._link().learn(model, dialect)
 
     def company(self, request: Request) -> str:
         """What requests have in common that one HTTP request can answer."""
@@ -288,14 +330,17 @@ class Remote:
             link.learn(model, known)
 
     async def _post(self, link: Link, sent: Mapping[str, Any]) -> aiohttp.ClientResponse:
+        return await self._sent(link, "POST", link.url, msgspec.json.encode(sent))
+
+    async def _sent(self, link: Link, method: str, url: yarl.URL, body: bytes, kind: str = JSON) -> aiohttp.ClientResponse:
         if self.account.keyless:
             raise AuthenticationError("no API key is set")
-        body = msgspec.json.encode(sent)
+        headers = {"Content-Type": kind} if kind != JSON else None
         while True:
             WIRE.set(wire := Wire())
             data = io.BytesIO(body) if len(body) > 2**19 else body  # aiohttp warns of bytes larger than 1 MiB
             try:
-                return await link.session.post(link.url, data=data, allow_redirects=False)
+                return await link.session.request(method, url, data=data, headers=headers, allow_redirects=False)
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
                 if wire.opened or not unheard(error):
                     raise  # else the server had closed a connection that we kept, and every try uses up one of those
@@ -330,10 +375,15 @@ class Remote:
 
     async def _body(self, response: aiohttp.ClientResponse, limit: int = wire.LIMIT) -> bytes:
         """All of a body, decoded, up to ``limit`` bytes."""
-        inflater = wire.Inflater(response.headers.get("Content-Encoding", ""), limit)
-        parts = [inflater.feed(part) async for part in response.content.iter_any()]
-        inflater.finish()
+        parts: list[bytes] = []
+        await self._heard(response, parts.append, limit)
         return b"".join(parts)
+
+    async def _heard(self, response: aiohttp.ClientResponse, hear: Callable[[bytes], object], limit: int) -> None:
+        inflater = wire.Inflater(response.headers.get("Content-Encoding", ""), limit)
+        async for part in response.content.iter_any():
+            hear(inflater.feed(part))
+        inflater.finish()
 
     async def _watched(self, link: Link, asked: Sequence[Request]) -> Bursts:
         """Ask, and tell all choices while they come."""
@@ -492,6 +542,8 @@ def openai(
     further keyword is a sampling parameter that holds for all calls; ``extra_body`` holds fields that only this server knows.
     ``prefill`` says that the server, as vLLM's does, goes on where a conversation ends in the middle of the assistant's turn.
     """
+    from .orders import Orders
+
     if endpoint not in PATHS:
         raise ValueError(f"endpoint={endpoint!r}; it is {' or '.join(map(repr, PATHS))}")
     for name, seconds in (("timeout", timeout), ("idle_timeout", idle_timeout)):
@@ -501,6 +553,7 @@ def openai(
     azure = None if api_version is None else Azure(api_version, model)
     account = Account(base_url, api_key, endpoint, headers or {}, azure)
     remote = Remote(account, endpoint, Settings(bounds, timeout, idle_timeout, trust_env, prefill))
+    by_batch = Way(Orders(remote, retries).run, (deduped("batches"), cached()))  # online calls do not wait for a batch
     return Model(
         model,
         remote.run,
@@ -511,6 +564,7 @@ def openai(
         company=remote.company,
         chat=endpoint == "chat",
         prefill=prefill,
+        ways={"batch": by_batch},
     )
 
 
