@@ -51,6 +51,7 @@ class Bureau:
     batches: dict[str, Said] = field(default_factory=dict)
     looks: dict[str, int] = field(default_factory=dict)
     lists: bool = True
+    made: int = 0
 
     def __post_init__(self) -> None:
         self.url = self.replay.play(self.name, self.step)
@@ -102,7 +103,8 @@ class Bureau:
 
     def created(self, asked: Said) -> Step:
         assert (asked["endpoint"], asked["completion_window"]) == ("/v1/chat/completions", "24h")
-        name = f"batch-{len(self.batches)}"
+        name = f"batch-{self.made}"
+        self.made += 1
         self.batches[name] = {"id": name, "object": "batch", "status": "validating", **asked}
         return respond(self.batches[name])
 
