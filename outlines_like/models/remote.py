@@ -376,10 +376,10 @@ class Remote:
     async def _body(self, response: aiohttp.ClientResponse, limit: int = wire.LIMIT) -> bytes:
         """All of a body, decoded, up to ``limit`` bytes."""
         parts: list[bytes] = []
-        await self._heard(response, parts.append, limit)
+        await self._read(response, parts.append, limit)
         return b"".join(parts)
 
-    async def _heard(self, response: aiohttp.ClientResponse, hear: Callable[[bytes], object], limit: int) -> None:
+    async def _read(self, response: aiohttp.ClientResponse, hear: Callable[[bytes], object], limit: int) -> None:
         inflater = wire.Inflater(response.headers.get("Content-Encoding", ""), limit)
         async for part in response.content.iter_any():
             hear(inflater.feed(part))
