@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -27,8 +27,11 @@ from ..streams import interleave
 from . import lines, quirks, refusals, wire
 from .accounts import PATHS
 from .lines import Line, Reply, Splitter, Ticket
+from .masking import bare
 from .quirks import Dialect
-from .remote import Remote, bare
+
+if TYPE_CHECKING:
+    from .remote import Remote
 
 T = TypeVar("T")
 FIRST, GROWTH, MOST = 1.0, 1.5, 60.0  # seconds between two looks at a batch: at first, times what, at most

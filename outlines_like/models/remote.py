@@ -28,6 +28,8 @@ from ..streams import interleave
 from . import quirks, refusals, wire
 from .accounts import PATHS, Account, Azure
 from .base import Model, Way
+from .masking import bare
+from .orders import Orders
 from .pacing import CrowdedError, Pace, Speed, Turn, speed
 from .parameters import COMMON, Check, number, plain, text
 from .quirks import Dialect
@@ -480,13 +482,6 @@ def unheard(error: aiohttp.ClientError) -> bool:
     return not isinstance(error, aiohttp.ClientConnectorError)
 
 
-def bare(value: Any) -> Any:
-    """The same value; an error without the frames it came through, as they hold what was sent and received."""
-    if isinstance(value, Failure):
-        value.error.__traceback__ = value.error.__context__ = value.error.__cause__ = None
-    return value
-
-
 async def drain(response: aiohttp.ClientResponse) -> None:
     """Wait a moment for the end of a body, so that its connection can serve again."""
     with suppress(TimeoutError, *FAULTS):
@@ -542,8 +537,6 @@ def openai(
     further keyword is a sampling parameter that holds for all calls; ``extra_body`` holds fields that only this server knows.
     ``prefill`` says that the server, as vLLM's does, goes on where a conversation ends in the middle of the assistant's turn.
     """
-    from .orders import Orders
-
     if endpoint not in PATHS:
         raise ValueError(f"endpoint={endpoint!r}; it is {' or '.join(map(repr, PATHS))}")
     for name, seconds in (("timeout", timeout), ("idle_timeout", idle_timeout)):
