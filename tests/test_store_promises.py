@@ -75,7 +75,7 @@ for i in range(first, first + 10**7):
 """
 
 
-@pytest.mark.parametrize(("kills", "every"), [pytest.param(4, 7, id="small"), pytest.param(250, 500, marks=long, id="full")])
+@pytest.mark.parametrize(("kills", "every"), [pytest.param(4, 7, id="small"), pytest.param(200, 500, marks=long, id="full")])
 def test_a_writer_killed_at_random_moments_loses_nothing_that_was_acknowledged(tmp_path: Path, kills: int, every: int) -> None:
     """S1."""
     draw, acknowledged, lost = random.Random(4), 0, 0
@@ -736,7 +736,7 @@ class Shelves(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize(
-    ("examples", "steps"), [pytest.param(12, 20, id="small"), pytest.param(1000, 100, marks=long, id="full")]
+    ("examples", "steps"), [pytest.param(12, 20, id="small"), pytest.param(300, 100, marks=long, id="full")]
 )
 def test_the_store_is_a_dict_whatever_happens(tmp_path: Path, examples: int, steps: int) -> None:
     """S13."""
