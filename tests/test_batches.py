@@ -27,7 +27,7 @@ from outlines_like.errors import (
     ServerError,
     TimedOutError,
 )
-from outlines_like.models import lines, openai, orders
+from outlines_like.models import lines, openai, orders, pacing
 
 from .batch_server import Bureau, Said, right, shout, unreached, wrong
 from .replay import Replay, Step, respond
@@ -37,6 +37,7 @@ COUNT = iter(range(10**6))
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "TRIP", 10**9)
     for name, value in {"FIRST": 0.001, "MOST": 0.01, "backoff": lambda attempt, errors: 0.0}.items():
         monkeypatch.setattr(orders, name, value)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
@@ -58,7 +59,7 @@ def by_batch(bureau: Bureau, on_error: str = "raise", **settings: Any) -> Any:
 def forget_models(folder: Path) -> None:
     """As a new process would begin: without what this one holds of the store."""
     if store := bridge.disown(("store", str(folder))):
-        bridge.wait(store.aclose())
+        bridge.wait(store.aclose)
 
 
 # The same call.
@@ -306,6 +307,14 @@ def test_a_server_that_is_gone_for_too_long_is_given_up_but_not_the_batch(
     assert len(bureau.batches) == 1
 
 
+def test_a_key_that_is_refused_while_a_batch_is_under_way_loses_no_batch(bureau: Bureau) -> None:
+    bureau.faults["GET batches"] = [respond({"error": "no"}, "401 No")]
+    with pytest.raises(AuthenticationError):
+        by_batch(bureau)("a")
+    assert by_batch(bureau)("a") == "A"
+    assert len(bureau.batches) == 1
+
+
 def test_a_batch_that_does_not_end_is_waited_for_no_longer_than_its_window(
     bureau: Bureau, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -381,7 +390,7 @@ def test_nothing_is_left_in_the_store_but_answers(bureau: Bureau, store_folder: 
     by_batch(bureau)(["a", "b"])
     store = bridge.disown(("store", str(store_folder)))
     assert len(store) == 2  # type: ignore[arg-type]
-    bridge.wait(store.aclose())  # type: ignore[union-attr]
+    bridge.wait(store.aclose)  # type: ignore[union-attr]
 
 
 def test_without_a_store_a_batch_works_and_with_refresh_it_is_made_anew(bureau: Bureau) -> None:

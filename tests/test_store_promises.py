@@ -614,7 +614,7 @@ def test_a_durable_call_ends_when_its_answers_are_on_disk(tmp_path: Path) -> Non
         assert sql(tmp_path / "a", "SELECT count(*) FROM Cache") == [(3,)]
     store = ol.bridge.disown(("store", str(tmp_path / "a")))  # type: ignore[attr-defined]
     assert store.durable
-    ol.bridge.wait(store.aclose())  # type: ignore[attr-defined]
+    ol.bridge.wait(store.aclose)  # type: ignore[attr-defined]
 
 
 # S13: the store against a dict.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from ..errors import BatchError, MalformedError, ModelError, NotFoundError, TimedOutError
+from ..errors import BadRequestError, BatchError, MalformedError, ModelError, NotFoundError, TimedOutError
 from ..events import Burst, Bursts, Event, Failure, subset
 from ..layers.batching import plan
 from ..layers.caching import opened
@@ -274,8 +274,8 @@ class Trip:
         return batch
 
     def _failed(self, rows: Iterable[int], tickets: Mapping[int, Ticket], error: ModelError) -> Burst:
-        """The failure of ``rows``. Their tickets are kept if another try may find what was ordered."""
-        if not error.retryable:
+        """The failure of ``rows``. Their tickets are kept unless there is nothing that they could lead to."""
+        if isinstance(error, (NotFoundError, BadRequestError)):
             self._book.settle(tickets)
         return [Event(row, bare(Failure(error))) for row in rows]
 

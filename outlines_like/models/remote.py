@@ -332,20 +332,21 @@ class Remote:
             link.learn(model, known)
 
     async def _post(self, link: Link, sent: Mapping[str, Any]) -> aiohttp.ClientResponse:
-        return await self._sent(link, "POST", link.url, msgspec.json.encode(sent))
+        body = msgspec.json.encode(sent)
+        while True:
+            WIRE.set(wire := Wire())
+            try:
+                return await self._sent(link, "POST", link.url, body)
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+                if wire.opened or not unheard(error):
+                    raise  # else the server had closed a connection that we kept, and every try uses up one of those
 
     async def _sent(self, link: Link, method: str, url: yarl.URL, body: bytes, kind: str = JSON) -> aiohttp.ClientResponse:
         if self.account.keyless:
             raise AuthenticationError("no API key is set")
+        data = io.BytesIO(body) if len(body) > 2**19 else body  # aiohttp warns of bytes larger than 1 MiB
         headers = {"Content-Type": kind} if kind != JSON else None
-        while True:
-            WIRE.set(wire := Wire())
-            data = io.BytesIO(body) if len(body) > 2**19 else body  # aiohttp warns of bytes larger than 1 MiB
-            try:
-                return await link.session.request(method, url, data=data, headers=headers, allow_redirects=False)
-            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-                if wire.opened or not unheard(error):
-                    raise  # else the server had closed a connection that we kept, and every try uses up one of those
+        return await link.session.request(method, url, data=data, headers=headers, allow_redirects=False)
 
     def _hear(self, model: str, headers: Mapping[str, str]) -> None:
         """Take the server's word on what is left of its limits."""
