@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, aclosing, nullcontext
 from typing import Any, Protocol
 
 import msgspec
@@ -25,6 +25,9 @@ class Shelf(Protocol):
     def get_many(self, keys: Sequence[str], /) -> dict[str, Any]:
         """The values of those keys that are known. May block."""
 
+    def overheard(self) -> AbstractContextManager[dict[str, Any]]:
+        """What is put meanwhile."""
+
     def put_many(self, pairs: Iterable[tuple[str, Any]], /) -> None:
         """Have values kept. Does not block."""
 
@@ -41,6 +44,10 @@ class Held:
     def get_many(self, keys: Sequence[str], /) -> dict[str, Any]:
         """The values of those keys that are known."""
         return {key: self.values[key] for key in keys if key in self.values}
+
+    def overheard(self) -> AbstractContextManager[dict[str, Any]]:
+        """Nothing: looking up takes no time."""
+        return nullcontext({})
 
     def put_many(self, pairs: Iterable[tuple[str, Any]], /) -> None:
         """Set them."""
@@ -99,6 +106,14 @@ async def known_events(rows: Sequence[Any], places: Places, name: Name) -> Burst
     if all(isinstance(shelf, Held) for shelf in places.values()):
         return look_up(rows, places, name)
     return await asyncio.to_thread(look_up, rows, places, name)
+
+
+def overheard(rows: Sequence[Any], places: Places, name: Name, news: Mapping[Shelf, dict[str, Any]], but: set[int]) -> Burst:
+    """The answers that others have put while we looked up: they were not there yet, and are no longer under way."""
+    if not any(news.values()):
+        return []
+    wanted = [(i, name(rows[i]), news[places[i]]) for i in places if i not in but and rows[i].terms.mode == "use"]
+    return [Event(i, replayed(heard[key])) for i, key, heard in wanted if key in heard]
 
 
 def keep(rows: Sequence[Any], places: Places, name: Name, burst: Burst) -> None:
@@ -161,10 +176,14 @@ def cached(store: Store | MutableMapping[str, Any] | None = None, *, version: st
     def layer(run: Elementwise) -> Elementwise:
         async def cached_run(rows: Sequence[Any]) -> Bursts:
             places = await places_of(rows, given)
-            hits = await known_events(rows, places, name)
-            if hits:
-                yield hits
-            answered = {event.row for event in hits}
+            answered: set[int] = set()
+            with ExitStack() as ears:
+                news = {shelf: ears.enter_context(shelf.overheard()) for shelf in set(places.values())}
+                hits = await known_events(rows, places, name)
+                while hits or (hits := overheard(rows, places, name, news, answered)):
+                    yield hits
+                    answered |= {event.row for event in hits}
+                    hits = []
             misses = [i for i in range(len(rows)) if i not in answered]
             if misses:
                 async with aclosing(subset(run, rows, misses)) as bursts:

@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -34,6 +34,7 @@ class Store:
         self._said: dict[str, str] = {}
         self._untold: deque[str] = deque()
         self.durable = durable
+        self._ears: dict[int, dict[str, Any]] = {}
         self._writer = Writer(self.folder, self._note, durable)
         STORES.add(self)
 
@@ -52,8 +53,21 @@ class Store:
         self.tell()
         return found
 
+    @contextmanager
+    def overheard(self) -> Iterator[dict[str, Any]]:
+        """What is put meanwhile: a look-up that is under way may miss it."""
+        heard: dict[str, Any] = {}
+        self._ears[id(heard)] = heard
+        try:
+            yield heard
+        finally:
+            del self._ears[id(heard)]
+
     def put_many(self, pairs: Iterable[tuple[str, Any]]) -> None:
         """Have values written soon (within 50 ms). Never blocks and never raises."""
+        pairs = list(pairs)
+        for heard in list(self._ears.values()):
+            heard.update(pairs)
         if rows := dict(self._sealed(pairs)):
             self._writer.put(rows)
 
