@@ -12,7 +12,7 @@ from typing import Any
 import diskcache
 
 from .folders import DATABASE
-from .remedies import TIMEOUT, PlantedError
+from .remedies import PlantedError
 
 TRIGGERS = {f"Settings_{what}" for what in ("count_insert", "count_delete", "size_insert", "size_update", "size_delete")}
 INDEXES = {f"Cache_{what}" for what in ("key_raw", "expire_time", "store_time", "access_time", "access_count", "tag_rowid")}
@@ -28,20 +28,18 @@ DELETE = "DELETE FROM Cache WHERE key = ? AND raw = 1"
 PICKLING = "disk_pickle_protocol"  # nothing is ever pickled, so it is not written down how
 
 
-def cleanse(path: Path) -> None:
+def cleanse(connection: sqlite3.Connection) -> None:
     """Take unknown settings out of the database: diskcache sets each as an attribute or runs it as a pragma."""
-    connection = sqlite3.connect(path, timeout=TIMEOUT, isolation_level=None)
-    try:
-        connection.executescript("PRAGMA trusted_schema = OFF; PRAGMA secure_delete = ON")
-        names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
-        if names - NAMES:
-            raise PlantedError(f"it holds {', '.join(sorted(map(str, names - NAMES)))}")
-        if "Settings" in names:
-            known = {*SETTINGS, *diskcache.core.METADATA} - {PICKLING}
-            keys = [key for (key,) in connection.execute("SELECT key FROM Settings")]
-            connection.executemany("DELETE FROM Settings WHERE key IS ?", [(key,) for key in keys if key not in known])
-    finally:
-        connection.close()
+    connection.executescript("PRAGMA trusted_schema = OFF; PRAGMA secure_delete = ON")
+    names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    if names - NAMES:
+        raise PlantedError(f"it holds {', '.join(sorted(map(str, names - NAMES)))}")
+    if "Settings" in names:
+        known = {*SETTINGS, *diskcache.core.METADATA} - {PICKLING}
+        if planted := [(key,) for (key,) in connection.execute("SELECT key FROM Settings") if key not in known]:
+            connection.executemany("DELETE FROM Settings WHERE key IS ?", planted)
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # else it is only the log that knows
+    connection.execute("PRAGMA secure_delete = OFF")
 
 
 def honest(mode: Any, filename: Any, value: Any) -> bytes:
@@ -112,12 +110,20 @@ class Database:
     """
 
     def __init__(self, folder: Path, durable: bool = False) -> None:
-        cleanse(folder / DATABASE)
+        self.writer = connected(folder / DATABASE, "rw")
+        try:
+            cleanse(self.writer)
+            self._open(folder, durable)
+        except BaseException:
+            self.writer.close()
+            raise
+
+    def _open(self, folder: Path, durable: bool) -> None:
+        # The writer stays open meanwhile: whoever closes a database last has to write its log back, and wait for the disk.
         # timeout=0: SQLite's own waiting is not fair among processes and would hold up the reads queued behind it.
         self.cache = Cache(str(folder), timeout=0, disk=Disk, **SETTINGS)
         self.reader = connected(folder / DATABASE, "ro")
         self.reader.text_factory = bytes  # a damaged text is no error then
-        self.writer = connected(folder / DATABASE, "rw")
         self.writer.execute("PRAGMA cache_size = -16000")  # KiB: keys are random, so every page of the index is met
         self.writer.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
 
