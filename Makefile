@@ -15,7 +15,7 @@ test: .venv/ready
 	$(PYTHON) -m pytest -q
 
 test-long: .venv/ready
-	$(PYTHON) -m pytest -q -m long --durations=0 -o faulthandler_timeout=1800
+	$(PYTHON) -m pytest -q -m long -rP --durations=0 -o faulthandler_timeout=1800
 
 bench: .venv/ready
 	$(PYTHON) benchmarks/overhead.py

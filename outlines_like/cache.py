@@ -22,7 +22,8 @@ from .requests import Terms
 __all__ = ["at", "clear", "disabled", "enabled", "refresh"]
 
 T = TypeVar("T")
-FOLDER: ContextVar[str | None] = ContextVar("FOLDER", default=None)
+Place = tuple[str, bool]  # a folder, and whether what is kept there is to survive a loss of power
+FOLDER: ContextVar[Place | None] = ContextVar("FOLDER", default=None)
 MODE: ContextVar[str] = ContextVar("MODE", default="use")
 
 
@@ -40,9 +41,12 @@ class Setting(Generic[T]):
         self._variable.set(self._before)
 
 
-def at(folder: str | os.PathLike[str]) -> Setting[Any]:
-    """Keep answers in ``folder`` from now on, or in a ``with`` block."""
-    return Setting(FOLDER, str(Path(folder).expanduser().absolute()))
+def at(folder: str | os.PathLike[str], *, durable: bool = False) -> Setting[Any]:
+    """Keep answers in ``folder`` from now on, or in a ``with`` block.
+
+    With ``durable``, a call ends only when its answers would survive a loss of power.
+    """
+    return Setting(FOLDER, (str(Path(folder).expanduser().absolute()), durable))
 
 
 def enabled() -> Setting[str]:
@@ -67,10 +71,10 @@ def clear() -> None:
 
 def terms(live: bool = False, scope: str = "") -> Terms:
     """The terms of a call that is made just now."""
-    folder = FOLDER.get()
+    folder, durable = FOLDER.get() or (None, False)
     if folder is None and (named := os.environ.get("OUTLINES_LIKE_CACHE")):
         folder = str(Path(named).expanduser().absolute())
-    return Terms(folder, MODE.get(), live, scope)
+    return Terms(folder, MODE.get(), live, scope, durable)
 
 
 def __dir__() -> list[str]:

@@ -16,6 +16,7 @@ OutlinesError
     ├── QuotaError                the account is used up
     ├── RateLimitError            too many requests just now
     ├── ServerError               the server failed
+    ├── BatchError                a batch was refused, or ended before it reached a row
     ├── UnreachableError          no connection, or it broke
     ├── TimedOutError             no answer in time
     ├── ContentFilterError        the answer was withheld
@@ -154,6 +155,12 @@ class ServerError(ModelError):
     """The server failed."""
 
     retryable = True
+
+
+class BatchError(ModelError):
+    """A batch was refused, or ended before it reached this row."""
+
+    hint = "Call again to order what is missing."
 
 
 class UnreachableError(ModelError):

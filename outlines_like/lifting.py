@@ -17,7 +17,7 @@ from .occasions import scope
 from .running import each, in_lists
 from .signatures import bind, form_of
 from .streaming import Stream, reading
-from .targets import FunctionTarget, Given, Plan, Target, answered
+from .targets import FunctionTarget, Given, Plan, Target, Ways, answered
 
 T = TypeVar("T")
 Fn = Callable[..., Any]
@@ -86,12 +86,23 @@ class Lifted(Generic[T]):
         return f"vectorize({getattr(self.fn, '__qualname__', self.fn)})"
 
 
-def lift(fn: Any, concurrency: int | None = None, **given: Any) -> Lifted[Any]:
+def lift(fn: Any, concurrency: int | None = None, via: str | None = None, **given: Any) -> Lifted[Any]:
     """A lifted function: of a lifted one with further options, of a target, or of a plain function."""
     if not isinstance(fn, Lifted):
         fn = Lifted(target_of(fn), fn, Options())
     target = fn.target if concurrency is None else fn.target.bounded(concurrency)
+    if via is not None:
+        target = by(target, via)
     return Lifted(target, fn.fn, choose(fn.options, given, fn.__signature__), fn.__signature__)
+
+
+def by(target: Target, via: str) -> Target:
+    """The same target, asked in another way than its usual one."""
+    if isinstance(target, Ways):
+        return target.via(via)
+    raise TypeError(
+        f"via={via!r} is a way to ask a model of models.openai; this is a function: give via= to the model inside it"
+    )
 
 
 def target_of(fn: Any) -> Target:
@@ -118,6 +129,9 @@ class Vectorize:
     does); with ``fail_fast`` the first failure cancels the rest; ``progress`` is called with rows done and rows in all;
     ``partial`` says that as a stage of a :func:`pipe` the function also takes values that are not whole yet.
 
+    ``via="batch"`` has a model of ``models.openai`` asked through its provider's Batch API: at half the price, within a
+    day. A script that was ended meanwhile finds its batches when it is run again; docs/batch.md tells more.
+
     A generator function shows each value that it yields to whoever watches; the last one is its answer.
 
     The result also has ``acall`` (awaited), ``stream`` (watched) and ``plan`` (what would be done).
@@ -139,10 +153,10 @@ class Vectorize:
     def __call__(self, fn: Any, **options: Any) -> Lifted[Any]: ...
     @overload
     def __call__(self, **options: Any) -> Callable[[Callable[..., T]], Lifted[T]]: ...
-    def __call__(self, fn: Any = LATER, *, concurrency: int | None = None, **options: Any) -> Any:
+    def __call__(self, fn: Any = LATER, *, concurrency: int | None = None, via: str | None = None, **options: Any) -> Any:
         if fn is LATER:
-            return functools.partial(self, concurrency=concurrency, **options)
-        return lift(fn, concurrency, **options)
+            return functools.partial(self, concurrency=concurrency, via=via, **options)
+        return lift(fn, concurrency, via, **options)
 
     def batched(self, fn: Fn, *, size: int = 32, concurrency: int = 1, **options: Any) -> Lifted[Any]:
         """Lift a function from lists to a list: each of its arguments comes as a list of up to ``size`` values.

@@ -58,10 +58,11 @@ def native(value: Any) -> Any:
 class Terms(msgspec.Struct, frozen=True, gc=False):
     """On what terms a call is made: none of them changes what is asked.
 
-    ``store`` is the folder of stored answers (None: the default one), ``mode`` how it is used ("use", "refresh" or
-    "disabled"), ``live`` whether the caller watches partial answers, ``ongoing`` whether the conversation may go on from the
-    answer, so that what was read for it is worth keeping. ``scope`` names the row of an outer lifted function on whose
-    behalf the call is made, so that every such row gets draws of its own; ``sample`` is where its samples begin.
+    ``store`` is the folder of stored answers (None: the default one), ``durable`` whether a call ends only when they would
+    survive a loss of power, ``mode`` how it is used ("use", "refresh" or "disabled"), ``live`` whether the caller watches
+    partial answers, ``ongoing`` whether the conversation may go on from the answer, so that what was read for it is worth
+    keeping. ``scope`` names the row of an outer lifted function on whose behalf the call is made, so that every such row gets
+    draws of its own; ``sample`` is where its samples begin.
     """
 
     store: str | None = None
@@ -70,6 +71,7 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     scope: str = ""
     ongoing: bool = False
     sample: int = 0
+    durable: bool = False
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):

@@ -64,6 +64,14 @@ class Target(Protocol):
         """The same as a method of ``owner``."""
 
 
+@runtime_checkable
+class Ways(Protocol):
+    """A target that can be asked in more ways than one."""
+
+    def via(self, way: str) -> Target:
+        """The same, asked in that way."""
+
+
 @dataclass(frozen=True)
 class FunctionTarget:
     """A Python function, and how it is run: ``make(fn, concurrency)`` with ``layers`` round it."""

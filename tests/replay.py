@@ -47,6 +47,7 @@ class Arrival:
     body: bytes
     gone: threading.Event = field(default_factory=threading.Event)  # set when the client closed the connection first
     gone_at: float = 0.0
+    sent_at: float = 0.0  # when all of the answer was written
 
     @cached_property
     def json(self) -> Any:
@@ -180,6 +181,7 @@ class Replay:
                 await asyncio.sleep(step.delay if i else 0)
                 writer.write(part)
                 await writer.drain()
+            arrival.sent_at = self._loop.time()
             if step.end == "hang":
                 await reader.read(1)
                 raise ConnectionResetError

@@ -303,3 +303,20 @@ def test_looking_up_many_large_answers_does_not_hold_up_the_loop() -> None:
     assert len(bridge.wait(work)) == len(backend.asked) == 500
     assert gaps
     assert max(gaps) < 0.15
+
+
+def test_an_answer_that_comes_while_it_is_looked_up_is_not_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was not there yet when the store was read, and is no longer under way when the look-up is over."""
+    store, backend = Store(tmp_path / "own"), Counter()
+    whole = store.get_many
+
+    def slow(keys: Sequence[str]) -> dict[str, Any]:
+        found = whole(keys)
+        store.put(keys[0], Completion("just now", "stop"))
+        return found
+
+    monkeypatch.setattr(store, "get_many", slow)
+    assert texts(cached(store)(backend), requests(2)) == ["just now", "answer 1"]
+    store.close()

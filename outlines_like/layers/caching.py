@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, aclosing, nullcontext
 from typing import Any, Protocol
 
 import msgspec
@@ -25,6 +25,9 @@ class Shelf(Protocol):
     def get_many(self, keys: Sequence[str], /) -> dict[str, Any]:
         """The values of those keys that are known. May block."""
 
+    def overheard(self) -> AbstractContextManager[dict[str, Any]]:
+        """What is put meanwhile."""
+
     def put_many(self, pairs: Iterable[tuple[str, Any]], /) -> None:
         """Have values kept. Does not block."""
 
@@ -42,6 +45,10 @@ class Held:
         """The values of those keys that are known."""
         return {key: self.values[key] for key in keys if key in self.values}
 
+    def overheard(self) -> AbstractContextManager[dict[str, Any]]:
+        """Nothing: looking up takes no time."""
+        return nullcontext({})
+
     def put_many(self, pairs: Iterable[tuple[str, Any]], /) -> None:
         """Set them."""
         self.values.update(pairs)
@@ -53,10 +60,13 @@ class Held:
 Places = dict[int, Shelf]  # where each row is looked up and kept; no place for rows that want none
 
 
-async def opened(folder: str | None) -> Store:
-    """The store in ``folder``, one for each folder and process. The loop owns it."""
+async def opened(folder: str | None, durable: bool = False) -> Store:
+    """The store in ``folder``, one for each folder and process. The loop owns it. Once durable, it stays so."""
     path = os.fspath(folder or default_folder())
-    return bridge.owned(("store", path), lambda: Store(path))
+    store = bridge.owned(("store", path), lambda: Store(path, durable=durable))
+    if durable:
+        store.harden()
+    return store
 
 
 async def cleared(folder: str | None) -> None:
@@ -66,8 +76,10 @@ async def cleared(folder: str | None) -> None:
 
 async def places_of(rows: Sequence[Any], given: Shelf | None) -> Places:
     """The store that each of the ``rows`` wants used: the ``given`` one, or that in the folder of its terms."""
-    folders = {row.terms.store for row in rows if row.terms.mode != "disabled"}
-    shelves = {folder: given if given is not None else await bridge.ask(opened(folder)) for folder in folders}
+    folders = {(row.terms.store, row.terms.durable) for row in rows if row.terms.mode != "disabled"}
+    shelves = {
+        place[0]: given if given is not None else await bridge.ask(opened(*place)) for place in sorted(folders, key=repr)
+    }
     return {i: shelves[row.terms.store] for i, row in enumerate(rows) if row.terms.mode != "disabled"}
 
 
@@ -96,11 +108,27 @@ async def known_events(rows: Sequence[Any], places: Places, name: Name) -> Burst
     return await asyncio.to_thread(look_up, rows, places, name)
 
 
+def overheard(rows: Sequence[Any], places: Places, name: Name, news: Mapping[Shelf, dict[str, Any]], but: set[int]) -> Burst:
+    """The answers that others have put while we looked up: they were not there yet, and are no longer under way."""
+    if not any(news.values()):
+        return []
+    wanted = [(i, name(rows[i]), news[places[i]]) for i in places if i not in but and rows[i].terms.mode == "use"]
+    return [Event(i, replayed(heard[key])) for i, key, heard in wanted if key in heard]
+
+
 def keep(rows: Sequence[Any], places: Places, name: Name, burst: Burst) -> None:
     """Have the answers of a burst kept."""
     answers = {i: value for i, value, done in burst if done and i in places and lasting(rows[i], value)}
     for shelf, numbers in by_shelf(answers, places):
         shelf.put_many([(name(rows[i]), answers[i]) for i in numbers])
+
+
+async def settled(rows: Sequence[Any], places: Places) -> None:
+    """Give the warnings that have come up, and wait for the disk where that was asked for."""
+    for shelf in set(places.values()):
+        if isinstance(shelf, Store) and any(row.terms.durable for row in rows):
+            await asyncio.to_thread(shelf.flush)
+        shelf.tell()
 
 
 def replayed(value: Any) -> Any:
@@ -148,18 +176,21 @@ def cached(store: Store | MutableMapping[str, Any] | None = None, *, version: st
     def layer(run: Elementwise) -> Elementwise:
         async def cached_run(rows: Sequence[Any]) -> Bursts:
             places = await places_of(rows, given)
-            hits = await known_events(rows, places, name)
-            if hits:
-                yield hits
-            answered = {event.row for event in hits}
+            answered: set[int] = set()
+            with ExitStack() as ears:
+                news = {shelf: ears.enter_context(shelf.overheard()) for shelf in set(places.values())}
+                hits = await known_events(rows, places, name)
+                while hits or (hits := overheard(rows, places, name, news, answered)):
+                    yield hits
+                    answered |= {event.row for event in hits}
+                    hits = []
             misses = [i for i in range(len(rows)) if i not in answered]
             if misses:
                 async with aclosing(subset(run, rows, misses)) as bursts:
                     async for burst in bursts:
                         keep(rows, places, name, burst)
                         yield burst
-            for shelf in set(places.values()):
-                shelf.tell()
+            await settled(rows, places)
 
         return cached_run
 

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from functools import cached_property
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 from msgspec.structs import replace
 
@@ -31,6 +31,7 @@ from ..targets import Given, Plan, missing
 from .parameters import COMMON, Check, checked, form, settled
 from .scoring import FORM, Scoring, numbers
 
+ONE_BATCH = "concurrency= bounds the requests under way, and a batch is one of them; leave it out with via="
 TAKES = "give text, or a conversation (a list of dicts with 'role' and 'content')"
 SIGNATURE = parse("prompt:(), stop:(m?), choices:(c?) -> ()")
 View = Callable[[Completion], Any]
@@ -40,6 +41,13 @@ family = attrgetter("family")  # what requests that differ in the sample number 
 
 
 text_of = attrgetter("text")  # what a model gives by default
+
+
+class Way(NamedTuple):
+    """Another way to have a model's rows answered: a backend with its own layers. The answers are the same."""
+
+    backend: Elementwise
+    layers: tuple[Layer, ...]
 
 
 def whole(completion: Completion) -> Completion:
@@ -95,6 +103,8 @@ class Model:
         endpoint: str,
         defaults: Mapping[str, Any] = MappingProxyType({}),
         layers: Sequence[Layer] = (),
+        outer: Sequence[Layer] = (),
+        ways: Mapping[str, Way] = MappingProxyType({}),
         parameters: Mapping[str, Check] = COMMON,
         view: View = text_of,
         concurrency: int | None = None,
@@ -112,12 +122,13 @@ class Model:
             raise ValueError(f"a model's name is {name!r}; it takes a text that is not empty")
         self.name, self.endpoint, self.parameters, self.view = name, endpoint, parameters, view
         self.concurrency, self.company = concurrency, company
-        self.backend, self.layers = backend, tuple(layers)
+        self.backend, self.layers, self.outer = backend, tuple(layers), tuple(outer)
+        self.ways = ways
         self.chat, self.prefill = chat, prefill
         self.scoring, self.counts = scoring, counts
         self.defaults = checked(defaults, parameters)
         self.__signature__ = form(parameters)
-        self._run = stack(hosted(stack(backend, guarded, *layers)), viewed(view))
+        self._run = stack(hosted(stack(backend, guarded, *layers, *outer)), viewed(view))
 
     def run(self, rows: Sequence[Request], /) -> Bursts:
         """Ask for all rows."""
@@ -168,25 +179,46 @@ class Model:
 
     def layered(self, *layers: Layer) -> Model:
         """The same model with more layers round it."""
-        return self._with(layers=(*self.layers, *layers))
+        return self._with(outer=(*self.outer, *layers))
 
     def bounded(self, concurrency: int) -> Model:
         """The same model with at most ``concurrency`` requests of one call under way."""
-        return self._with(layers=(*self.layers, batched(by=self.company, concurrency=concurrency)), concurrency=concurrency)
+        if self.backend in [way.backend for way in self.ways.values()]:
+            raise ValueError(ONE_BATCH)
+        return self._with(outer=(*self.outer, batched(by=self.company, concurrency=concurrency)), concurrency=concurrency)
+
+    def via(self, way: str) -> Model:
+        """The same model asked in another way."""
+        if way not in self.ways:
+            known = (
+                f"it can be asked via {', '.join(map(repr, self.ways))}" if self.ways else "only models.openai has a Batch API"
+            )
+            raise ValueError(f"via={way!r} for {self!r}; {known}")
+        if self.concurrency is not None:
+            raise ValueError(ONE_BATCH)
+        return self._with(way=self.ways[way])
 
     def bound(self, owner: object) -> Model:
         """The same: a model is no method."""
         return self
 
     def _with(
-        self, *, layers: Sequence[Layer] | None = None, view: View | None = None, concurrency: int | None = None
+        self,
+        *,
+        way: Way | None = None,
+        outer: Sequence[Layer] | None = None,
+        view: View | None = None,
+        concurrency: int | None = None,
     ) -> Model:
+        backend, layers = way or (self.backend, self.layers)
         return Model(
             self.name,
-            self.backend,
+            backend,
             endpoint=self.endpoint,
             defaults=self.defaults,
-            layers=self.layers if layers is None else layers,
+            layers=layers,
+            outer=self.outer if outer is None else outer,
+            ways=self.ways,
             parameters=self.parameters,
             view=view or self.view,
             concurrency=concurrency or self.concurrency,

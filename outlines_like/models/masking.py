@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterable
-from typing import NoReturn
+from typing import Any, NoReturn
 from urllib.parse import quote, quote_plus
+
+from ..events import Failure
 
 SHORTEST = 6  # a shorter word is no secret, and masking it would garble honest text
 
@@ -51,3 +53,10 @@ def _spellings(word: str) -> set[str]:
         return set()
     coded = {base64.b64encode(word.encode("utf-8")).decode().rstrip("=")}
     return coded | {word, quote(word), quote(word, safe=""), quote_plus(word), json.dumps(word)[1:-1]}
+
+
+def bare(value: Any) -> Any:
+    """The same value; an error without the frames it came through, as they hold what was sent and received."""
+    if isinstance(value, Failure):
+        value.error.__traceback__ = value.error.__context__ = value.error.__cause__ = None
+    return value

@@ -27,7 +27,9 @@ from ..requests import Request, Usage
 from ..streams import interleave
 from . import quirks, refusals, wire
 from .accounts import PATHS, Account, Azure
-from .base import Model
+from .base import Model, Way
+from .masking import bare
+from .orders import Orders
 from .pacing import CrowdedError, Pace, Speed, Turn, speed
 from .parameters import COMMON, Check, flag, number, plain, schema, text
 from .quirks import Dialect
@@ -36,6 +38,7 @@ CONNECTING = 10.0  # seconds to reach a server
 KEPT = 4.0  # seconds that an idle connection is kept: less than most servers keep it
 LINGER = 1.0  # seconds to wait for the counts after all choices of a stream have ended
 DRAINING = 0.05  # seconds to wait for the end of a body whose last event was read
+JSON = "application/json"
 PLAIN = Dialect()
 REASON = 65536  # bytes of a refusal that are read
 FILES = "Lower concurrency=, or raise the limit by `ulimit -n`."
@@ -146,7 +149,7 @@ class Link:
     """The connections to one server as one customer, and what was learnt about it. The library's loop owns it."""
 
     def __init__(self, account: Account, trust_env: bool) -> None:
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "gzip", "User-Agent": "outlines_like"}
+        headers = {"Content-Type": JSON, "Accept-Encoding": "gzip", "User-Agent": "outlines_like"}
         self.session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT, ttl_dns_cache=60, socket_factory=opened),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -167,6 +170,12 @@ class Link:
     def learn(self, model: str, dialect: Dialect) -> None:
         """Add to what is known."""
         self.dialects[model] = self.dialect(model).joined(dialect)
+
+    def beside(self, path: str) -> yarl.URL:
+        """The address of ``path``, which may have a query, on the level of the endpoints' own paths."""
+        there = yarl.URL(path)
+        base = next(self.url.path.removesuffix(end) for end in PATHS.values() if self.url.path.endswith(end))
+        return self.url.with_path(base + there.path).with_query({**self.url.query, **there.query})
 
     def deadlines(self, seconds: float) -> Deadlines:
         """Bounds the time of each request."""
@@ -195,6 +204,41 @@ class Remote:
         async with aclosing(interleave(partial(self._batch, link, requests), batches, self.settings.speed.most)) as bursts:
             async for burst in bursts:
                 yield burst
+
+    async def exchange(
+        self,
+        method: str,
+        path: str,
+        hear: Callable[[bytes], object],
+        *,
+        body: bytes = b"",
+        kind: str = JSON,
+        limit: int = wire.LIMIT,
+    ) -> None:
+        """Ask ``path``, which stands beside the endpoint, and let ``hear`` have the bytes of the answer as they come."""
+        link = self._link()
+        async with self.pace("").turn(0.0):
+            try:
+                with link.deadlines(self.settings.timeout):
+                    response = await self._sent(link, method, link.beside(path), body, kind)
+                    if response.status != 200:
+                        raise (await self._refusal(response))[1]
+                    try:
+                        await self._read(response, hear, limit)
+                    finally:
+                        response.close()
+            except ModelError:
+                raise
+            except FAULTS as error:
+                raise self._fault(error) from None
+
+    def dialect(self, model: str) -> Dialect:
+        """How requests for ``model`` are written."""
+        return self._link().dialect(model)
+
+    def learn(self, model: str, dialect: Dialect) -> None:
+        """Add to what is known of that."""
+        self._link().learn(model, dialect)
 
     def company(self, request: Request) -> str:
         """What requests have in common that one HTTP request can answer."""
@@ -290,17 +334,21 @@ class Remote:
             link.learn(model, known)
 
     async def _post(self, link: Link, sent: Mapping[str, Any]) -> aiohttp.ClientResponse:
-        if self.account.keyless:
-            raise AuthenticationError("no API key is set")
         body = msgspec.json.encode(sent)
         while True:
             WIRE.set(wire := Wire())
-            data = io.BytesIO(body) if len(body) > 2**19 else body  # aiohttp warns of bytes larger than 1 MiB
             try:
-                return await link.session.post(link.url, data=data, allow_redirects=False)
+                return await self._sent(link, "POST", link.url, body)
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
                 if wire.opened or not unheard(error):
                     raise  # else the server had closed a connection that we kept, and every try uses up one of those
+
+    async def _sent(self, link: Link, method: str, url: yarl.URL, body: bytes, kind: str = JSON) -> aiohttp.ClientResponse:
+        if self.account.keyless:
+            raise AuthenticationError("no API key is set")
+        data = io.BytesIO(body) if len(body) > 2**19 else body  # aiohttp warns of bytes larger than 1 MiB
+        headers = {"Content-Type": kind} if kind != JSON else None
+        return await link.session.request(method, url, data=data, headers=headers, allow_redirects=False)
 
     def _hear(self, model: str, headers: Mapping[str, str]) -> None:
         """Take the server's word on what is left of its limits."""
@@ -332,10 +380,15 @@ class Remote:
 
     async def _body(self, response: aiohttp.ClientResponse, limit: int = wire.LIMIT) -> bytes:
         """All of a body, decoded, up to ``limit`` bytes."""
-        inflater = wire.Inflater(response.headers.get("Content-Encoding", ""), limit)
-        parts = [inflater.feed(part) async for part in response.content.iter_any()]
-        inflater.finish()
+        parts: list[bytes] = []
+        await self._read(response, parts.append, limit)
         return b"".join(parts)
+
+    async def _read(self, response: aiohttp.ClientResponse, hear: Callable[[bytes], object], limit: int) -> None:
+        inflater = wire.Inflater(response.headers.get("Content-Encoding", ""), limit)
+        async for part in response.content.iter_any():
+            hear(inflater.feed(part))
+        inflater.finish()
 
     async def _watched(self, link: Link, asked: Sequence[Request]) -> Bursts:
         """Ask, and tell all choices while they come."""
@@ -432,13 +485,6 @@ def unheard(error: aiohttp.ClientError) -> bool:
     return not isinstance(error, aiohttp.ClientConnectorError)
 
 
-def bare(value: Any) -> Any:
-    """The same value; an error without the frames it came through, as they hold what was sent and received."""
-    if isinstance(value, Failure):
-        value.error.__traceback__ = value.error.__context__ = value.error.__cause__ = None
-    return value
-
-
 async def drain(response: aiohttp.ClientResponse) -> None:
     """Wait a moment for the end of a body, so that its connection can serve again."""
     with suppress(TimeoutError, *FAULTS):
@@ -503,6 +549,7 @@ def openai(
     azure = None if api_version is None else Azure(api_version, model)
     account = Account(base_url, api_key, endpoint, headers or {}, azure)
     remote = Remote(account, endpoint, Settings(bounds, timeout, idle_timeout, trust_env, prefill))
+    by_batch = Way(Orders(remote, retries).run, (deduped("batches"), cached()))  # online calls do not wait for a batch
     return Model(
         model,
         remote.run,
@@ -513,6 +560,7 @@ def openai(
         company=remote.company,
         chat=endpoint == "chat",
         prefill=prefill,
+        ways={"batch": by_batch},
     )
 
 

@@ -23,19 +23,19 @@ PAUSE = 1.0  # seconds before a database that could not be opened is tried again
 class Handle:
     """The database in a folder, for one thread. Faults are noted, never raised."""
 
-    def __init__(self, folder: Path, note: Note) -> None:
-        self.folder, self.path, self._note = folder, folder / DATABASE, note
+    def __init__(self, folder: Path, note: Note, durable: bool = False) -> None:
+        self.folder, self.path, self._note, self.durable = folder, folder / DATABASE, note, durable
         self.database: Database | None = None
         self._file: tuple[int, int] | None = None
         self._not_before = 0.0
         self._stored = self._lost = False  # some rows, since `whole` was asked
 
-    def write(self, rows: Sequence[tuple[str, bytes]]) -> None:
+    def write(self, rows: Sequence[tuple[str, bytes | None]]) -> None:
         """Commit ``rows`` together, if that can be done."""
         stored = self.use(partial(self._commit, rows), False)
         self._stored, self._lost = self._stored or stored, self._lost or not stored
 
-    def _commit(self, rows: Sequence[tuple[str, bytes]], database: Database) -> bool:
+    def _commit(self, rows: Sequence[tuple[str, bytes | None]], database: Database) -> bool:
         database.write(rows)
         if inode(self.path) != self._file:
             raise FileNotFoundError("the database was removed while it was written")
@@ -77,7 +77,7 @@ class Handle:
 
         secure(self.folder)
         self._file = inode(self.path)
-        self.database = Database(self.folder)
+        self.database = Database(self.folder, self.durable)
         return self.database
 
     def _mend(self, step: str, error: BaseException) -> None:
@@ -92,6 +92,11 @@ class Handle:
         self._note(f"{type(error).__name__} {code}", f"can't be used ({error}); the run goes on without it.")
         if self.database is None or code in BUSY:
             self._not_before = time.monotonic() + PAUSE
+
+    def harden(self) -> None:
+        """Have the database opened anew so that what is committed survives a loss of power."""
+        self.durable = True
+        self.close()
 
     def close(self) -> None:
         """Let go of the database until it is used again."""

@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -25,15 +25,24 @@ class Store:
     """Values by key in a folder. Faults of the store are warnings, one of a kind: a call is answered all the same.
 
     Values are `Completion`s and plain data: None, bool, int, float, str, bytes, and tuples, lists and dicts of such.
-    They come back equal and of equal types. Many threads and processes may use one folder.
+    They come back equal and of equal types. Many threads and processes may use one folder. What was flushed survives the
+    death of the process; if ``durable``, a loss of power too.
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, folder: str | os.PathLike[str] | None = None, *, durable: bool = False) -> None:
         self.folder = Path(folder).expanduser().absolute() if folder is not None else default_folder()
         self._said: dict[str, str] = {}
         self._untold: deque[str] = deque()
-        self._writer = Writer(self.folder, self._note)
+        self.durable = durable
+        self._ears: dict[int, dict[str, Any]] = {}
+        self._writer = Writer(self.folder, self._note, durable)
         STORES.add(self)
+
+    def harden(self) -> None:
+        """Be durable from now on."""
+        if not self.durable:
+            self.durable = True
+            self._writer.harden()
 
     def get_many(self, keys: Sequence[str]) -> dict[str, Any]:
         """The values of those ``keys`` that are known. Blocks."""
@@ -44,14 +53,32 @@ class Store:
         self.tell()
         return found
 
+    @contextmanager
+    def overheard(self) -> Iterator[dict[str, Any]]:
+        """What is put meanwhile: a look-up that is under way may miss it."""
+        heard: dict[str, Any] = {}
+        self._ears[id(heard)] = heard
+        try:
+            yield heard
+        finally:
+            del self._ears[id(heard)]
+
     def put_many(self, pairs: Iterable[tuple[str, Any]]) -> None:
         """Have values written soon (within 50 ms). Never blocks and never raises."""
+        pairs = list(pairs)
+        for heard in list(self._ears.values()):
+            heard.update(pairs)
         if rows := dict(self._sealed(pairs)):
             self._writer.put(rows)
 
     def put(self, key: str, value: Any) -> None:
         """Have one value written soon."""
         self.put_many([(key, value)])
+
+    def drop_many(self, keys: Iterable[str]) -> None:
+        """Have values deleted soon. Never blocks and never raises."""
+        if rows := dict.fromkeys(key for key in keys if sound(key)):
+            self._writer.put(rows)
 
     def flush(self) -> bool:
         """Block until all that was put is on disk. False: some of it, since the last flush, could not be stored."""
@@ -129,7 +156,7 @@ class Store:
     def _begin_anew(self) -> None:
         """In a forked child."""
         INHERITED.append(self._writer.handle.database)
-        self._writer = Writer(self.folder, self._note)
+        self._writer = Writer(self.folder, self._note, self.durable)
 
 
 STORES: WeakSet[Store] = WeakSet()

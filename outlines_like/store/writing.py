@@ -17,25 +17,25 @@ from .handles import Handle, Note
 from .remedies import TIMEOUT
 
 T = TypeVar("T")
-GROUP = 64  # rows that are committed together
+GROUP = 256  # rows that are committed together, at most: others wait that long
 DELAY = 0.005  # seconds that the first row of a group waits for company
 
 
 class Writer:
     """Reads at once and writes in groups. Its thread begins with the first call and ends with `close`."""
 
-    def __init__(self, folder: Path, note: Note) -> None:
-        self.handle = Handle(folder, note)
+    def __init__(self, folder: Path, note: Note, durable: bool = False) -> None:
+        self.handle = Handle(folder, note, durable)
         self._folder, self._note = folder, note
         self._news = threading.Condition(threading.Lock())
-        self._waiting: dict[str, bytes] = {}
+        self._waiting: dict[str, bytes | None] = {}  # None: to be deleted
         self._since = 0.0  # when the first of them came
         self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._rests: dict[int, threading.Event] = {}
         self.thread: threading.Thread | None = None
 
-    def put(self, rows: Mapping[str, bytes]) -> None:
-        """Have ``rows`` written soon. Does not block."""
+    def put(self, rows: Mapping[str, bytes | None]) -> None:
+        """Have ``rows`` written soon, or deleted where they are None. Does not block."""
         with self._news:
             before = len(self._waiting)
             self._waiting.update(rows)
@@ -47,6 +47,10 @@ class Writer:
     def read(self, keys: Sequence[str]) -> dict[str, bytes]:
         """The rows of those ``keys`` that are there, or wait to be written."""
         return self._ask(partial(self._read, keys), {})
+
+    def harden(self) -> None:
+        """From now on, have what is committed survive a loss of power. Does not block."""
+        self._submit(self.handle.harden)
 
     def flush(self) -> bool:
         """Block until nothing waits. False: some rows since the last flush could not be stored."""
@@ -153,12 +157,14 @@ class Writer:
         with self._news:
             for key, data in group:
                 if self._waiting.get(key) is data:
-                    del self._waiting[key]
+                    self._waiting.pop(key, None)
 
     def _read(self, keys: Sequence[str]) -> dict[str, bytes]:
         with self._news:
             waiting = {key: self._waiting[key] for key in keys if key in self._waiting}
-        return {**self.handle.use(lambda database: database.read(keys), {}), **waiting}
+        nothing: dict[str, bytes] = {}
+        found = {**self.handle.use(lambda database: database.read(keys), nothing), **waiting}
+        return {key: data for key, data in found.items() if data is not None}
 
     def _write_all(self) -> None:
         while self._waiting:
