@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from outlines_like.requests import Completion
+from outlines_like.worker.nursery import tend
 from outlines_like.worker.wire import LENGTH, Answer, Ask, Cancel, Fault, News, Ready, Rows, ask_of, frame, order_of
 
 
@@ -79,8 +80,8 @@ def main(descriptor: int) -> None:
         elif isinstance(order, Cancel):
             actor.cancelled += len(order.ids)
         else:
-            wire.sendall(frame(Ready()))
+            wire.sendall(frame(Ready(os.getpid())))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    tend(socket.socket(fileno=int(sys.argv[1])), main)

@@ -23,7 +23,8 @@ import outlines_like as ol
 from outlines_like import bridge
 from outlines_like.errors import BadRequestError, ContextLengthError, NotFoundError, WorkerError
 from outlines_like.events import last_values
-from outlines_like.models import boxes, local, pools
+from outlines_like.models import boxes, local, nurseries
+from outlines_like.models.nurseries import Nursery
 from outlines_like.models.pools import Pool
 from outlines_like.requests import Completion, Request, Terms
 from outlines_like.worker.wire import Setup
@@ -40,17 +41,25 @@ def request(prompt: Any, sample: int = 0, live: bool = False) -> Request:
 @pytest.fixture
 async def pool(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
     """Makes pools of scripted workers on this test's own loop, and closes them."""
-    monkeypatch.setattr(pools, "command", lambda fd: [sys.executable, str(ACTOR), fd])
+    monkeypatch.setattr(nurseries, "command", lambda *task: [sys.executable, str(ACTOR), task[-1]])
     made: list[Pool] = []
+    nursery: list[Nursery] = []
 
-    def make(workers: int = 1) -> Pool:
-        made.append(Pool(Setup("/model", "auto", "auto", False, workers)))
+    def living() -> Nursery:
+        if not nursery or nursery[-1].over:
+            nursery.append(Nursery())
+        return nursery[-1]
+
+    def make(workers: int = 1, timeout: float = 100) -> Pool:
+        made.append(Pool(Setup("/model", "auto", "auto", False, workers, timeout=timeout), living))
         return made[-1]
 
     yield make
     for one in made:
         await one.aclose()
         assert not one._workers
+    for one in nursery:
+        await one.aclose()
 
 
 async def answers(pool: Pool, *prompts: Any) -> list[Any]:
@@ -106,11 +115,10 @@ async def test_a_row_that_kills_its_workers_fails_alone_and_the_next_call_works(
     assert await answers(one, "echo again") == ["echo again"]
 
 
-async def test_a_row_alone_is_blamed_after_two_deaths(pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[int] = []
-    monkeypatch.setattr(pools, "command", lambda fd: started.append(1) or [sys.executable, str(ACTOR), fd])
-    assert isinstance((await answers(pool(), "die"))[0], WorkerError)
-    assert len(started) == 2
+async def test_a_row_alone_is_blamed_after_two_deaths(pool: Any) -> None:
+    one = pool()
+    assert isinstance((await answers(one, "die"))[0], WorkerError)
+    assert (one.counts.started, one.counts.died) == (2, 2)
 
 
 async def test_text_that_was_shown_is_not_taken_back_when_its_worker_dies(pool: Any, tmp_path: Path) -> None:
@@ -128,7 +136,7 @@ async def test_leaving_early_takes_the_rows_out_of_the_worker(pool: Any) -> None
         async for burst in bursts:
             assert burst[0].value.text == "echo first"
             break
-    assert not one._waiting
+    assert not one._queue
     assert [len(worker.jobs) for worker in one._workers] == [0]
     given, cancelled = (int(word) for word in (await answers(one, "how many?"))[0].split() if word.isdigit())
     assert cancelled == given - 2  # but for the first row and the question itself
@@ -152,17 +160,17 @@ async def test_a_fault_crosses_as_an_error_of_ours_and_what_cannot_cross_fails_a
 async def test_a_worker_that_does_not_start_is_an_error_with_its_last_words(
     pool: Any, monkeypatch: pytest.MonkeyPatch, script: str, words: list[str]
 ) -> None:
-    monkeypatch.setattr(pools, "command", lambda fd: [sys.executable, "-c", script])
+    monkeypatch.setattr(nurseries, "command", lambda *task: [sys.executable, "-c", script])
     one = pool()
     for error in await answers(one, "echo a", "echo b"):
         assert isinstance(error, WorkerError)
         assert all(word in str(error) for word in words)
-    monkeypatch.setattr(pools, "command", lambda fd: [sys.executable, str(ACTOR), fd])
+    monkeypatch.setattr(nurseries, "command", lambda *task: [sys.executable, str(ACTOR), task[-1]])
     assert await answers(one, "echo c") == ["echo c"]
 
 
 async def test_a_worker_that_cannot_even_be_made_leaves_nobody_waiting(pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pools, "command", lambda fd: ["/nowhere/python"])
+    monkeypatch.setattr(nurseries, "command", lambda *task: ["/nowhere/python"])
     (error,) = await answers(pool(), "echo a")
     assert isinstance(error, WorkerError)
     assert "/nowhere/python" in str(error)
@@ -309,7 +317,7 @@ from outlines_like import bridge
 
 def worker():
     (pool,) = [it for it in bridge.home().owned.values() if type(it).__name__ == "Pool"]
-    return pool._workers[0]._process.pid
+    return pool._workers[0].pid
 
 """
 
@@ -393,7 +401,7 @@ def test_a_killed_worker_costs_nothing_but_time(folder: Path) -> None:
 def kill_workers(folder: Path) -> None:
     pools_ = [it for it in bridge.home().owned.values() if isinstance(it, Pool) and it._setup.path == str(folder.resolve())]
     for worker in [worker for pool in pools_ for worker in pool._workers]:
-        os.kill(worker._process.pid, signal.SIGKILL)
+        os.kill(worker.pid, signal.SIGKILL)
 
 
 def test_a_broken_folder_is_an_error_that_quotes_the_worker(folder: Path, tmp_path: Path) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import aclosing
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from ..bridge import owned
-from ..checks import count
+from ..bridge import disown, owned, wait
+from ..checks import count, seconds
 from ..errors import NotFoundError
 from ..events import Bursts
 from ..layers import cached, deduped
@@ -22,7 +22,9 @@ from ..signatures import nearest
 from ..worker.wire import Setup
 from .base import Model
 from .boxes import SMOLLM2, smollm2
+from .nurseries import Nursery
 from .pools import Counts, Pool
+from .processes import told
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
@@ -41,6 +43,8 @@ def transformers(
     dtype: str = "auto",
     deterministic: bool = False,
     raw: bool = False,
+    pickled: bool = False,
+    timeout: float = 300,
     **defaults: Any,
 ) -> Model:
     """A Hugging Face model that runs on this machine, in ``workers`` processes of its own.
@@ -55,9 +59,14 @@ def transformers(
     float32. bfloat16 rounds so coarsely that the company a row runs in can tip a near tie between two tokens;
     ``deterministic=True`` takes float32, where such ties hardly ever happen.
 
-    The processes start with the first call and end with this one.
+    ``pickled=True`` also takes weights in pickle files (.bin), which can do harm when they come from somebody you don't
+    trust. A worker that should be busy and gives no sign of life for ``timeout`` seconds is killed, and another one takes
+    its rows.
+
+    The processes start with the first call. They end with this one, with ``close()``, or where ``with model:`` ends.
     """
     count("workers", workers)
+    timeout = seconds("timeout", timeout)
     if dtype not in DTYPES or not DEVICE.fullmatch(device):
         raise ValueError(
             f"dtype={dtype!r}, device={device!r}; dtype is one of {', '.join(DTYPES)}, device auto, cpu, cuda or mps"
@@ -66,11 +75,11 @@ def transformers(
     for package in ("torch", "transformers"):
         if importlib.util.find_spec(package) is None:
             raise ImportError(f"local models need {package}, which is not installed: run pip install 'outlines_like[local]'")
-    setup = Setup(str(place), device, kind, raw, workers)
+    setup = Setup(str(place), device, kind, raw, workers, pickled, timeout)
     counts = counts_of(setup)
 
     async def run(rows: Sequence[Request]) -> Bursts:
-        pool = owned(("transformers", setup), lambda: Pool(setup, counts))
+        pool = owned(("transformers", setup), lambda: Pool(setup, nursery, counts))
         async with aclosing(pool.run(rows)) as bursts:
             async for burst in bursts:
                 yield burst
@@ -85,7 +94,26 @@ def transformers(
         counts=counts,
         chat=False if raw else templated(place),
         prefill=True,
+        close=lambda: close(("transformers", setup)),
     )
+
+
+def nursery() -> Nursery:
+    """What workers come from: one for all models, and a fresh one if it died."""
+    key = ("nursery", told())
+    if owned(key, Nursery).over:
+        disown(key)
+    return owned(key, Nursery)
+
+
+def close(key: Hashable) -> None:
+    """Close what the library's loop owns under that name, if it does."""
+
+    async def closed() -> None:
+        if thing := disown(key):
+            await thing.aclose()
+
+    wait(closed())
 
 
 @cache

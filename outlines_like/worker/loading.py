@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from .batches import Batch, Net
 from .cohorts import Cohorts
 from .engine import Engine, Runner
+from .fetching import checked, fetched
 from .linears import reorder
 from .prompting import Reader
 from .rows import Habits
@@ -22,14 +24,22 @@ from .wire import Setup
 SHARE = 4  # keys and values of all workers may take one part in so many of the memory that is free at the start
 
 
-def load(setup: Setup) -> Engine:
-    """The engine for a model."""
+def load(setup: Setup, enter: Callable[[str], None] = lambda stage: None) -> Engine:
+    """The engine for a model. ``enter`` is told what is being done."""
     torch.set_num_threads(threads(setup.workers))
     torch.set_grad_enabled(False)
-    tokenizer = AutoTokenizer.from_pretrained(setup.path, trust_remote_code=False)
-    model: Any = AutoModelForCausalLM.from_pretrained(setup.path, dtype=dtype(setup.dtype), trust_remote_code=False)
+    enter("fetching its files")
+    folder = checked(fetched(setup.path, pickled=setup.pickled), pickled=setup.pickled)
+    enter("reading its weights")
+    # All files are there: nothing more is asked of the hub.
+    safe: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+    tokenizer = AutoTokenizer.from_pretrained(folder, **safe)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype(setup.dtype), use_safetensors=None if setup.pickled else True, **safe
+    )
     if model.config.is_encoder_decoder:
         raise ValueError(f"{setup.path} is an encoder-decoder model; only decoder models can be loaded so far")
+    enter("trying it out")
     net = Net(model.to(device(setup.device)))
     room = spare(net.device) // (SHARE * setup.workers)
     weight = max(1, Batch.read(net, [[0]]).weight)
