@@ -14,6 +14,7 @@ from .prompting import Reader
 from .rows import Habits, Row, open_row
 from .sampling import choose
 from .scoring import Quiz, open_quiz
+from .turns import in_turn
 from .wire import Answer, Ask, Fault, News
 
 ROWS = 64  # decoded together
@@ -95,12 +96,14 @@ class Engine:
         return self._report(self._score())
 
     def _score(self) -> list[Answer]:
+        self._quizzes = in_turn(self._quizzes)
         scored = self._attempted() if self._quizzes else []
         done, self._quizzes = self._quizzes[: len(scored)], self._quizzes[len(scored) :]
         return [Answer(quiz.id, completion) for quiz, completion in zip(done, scored, strict=True)]
 
     def _admit(self) -> list[Row]:
         free = self._most - len(self.runner.rows)
+        self._waiting = deque(in_turn(self._waiting, self.runner.rows))
         group = self.runner.pick(self._waiting, free, self._room) if self._waiting and free > 0 else []
         chosen = set(map(id, group))
         self._waiting = deque(row for row in self._waiting if id(row) not in chosen)

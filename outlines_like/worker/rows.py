@@ -38,6 +38,7 @@ class Row:
     stream: bytes
     transcript: Transcript
     live: bool
+    call: int = 0
     tokens: list[int] = field(default_factory=list)
     finish: str | None = None
     told: str = ""
@@ -98,6 +99,7 @@ def open_row(ask: Ask, reader: Reader, tokenizer: Any, habits: Habits) -> Row:
         stream=blake2b(ask.key.encode(), digest_size=32).digest(),
         transcript=Transcript(Detokenizer(tokenizer, ids), ask.params.get("stop", ())),
         live=ask.live,
+        call=ask.call,
     )
 
 
