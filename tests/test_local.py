@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import select
 import shutil
@@ -10,170 +9,21 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator
-from contextlib import aclosing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 import outlines_like as ol
 from outlines_like import bridge
-from outlines_like.errors import BadRequestError, ContextLengthError, NotFoundError, WorkerError
-from outlines_like.events import last_values
-from outlines_like.models import boxes, local, nurseries
-from outlines_like.models.nurseries import Nursery
+from outlines_like.errors import NotFoundError, WorkerError
+from outlines_like.models import boxes, local
 from outlines_like.models.pools import Pool
-from outlines_like.requests import Completion, Request, Terms
-from outlines_like.worker.wire import Setup
 
 from .models_for_tests import byte_level, saved, tiny
 
 ACTOR = Path(__file__).with_name("scripted_worker.py")
-
-
-def request(prompt: Any, sample: int = 0, live: bool = False) -> Request:
-    return Request("here", "m", prompt, {}, 0, sample, Terms(live=live))
-
-
-@pytest.fixture
-async def pool(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
-    """Makes pools of scripted workers on this test's own loop, and closes them."""
-    monkeypatch.setattr(nurseries, "command", lambda *task: [sys.executable, str(ACTOR), task[-1]])
-    made: list[Pool] = []
-    nursery: list[Nursery] = []
-
-    def living() -> Nursery:
-        if not nursery or nursery[-1].over:
-            nursery.append(Nursery())
-        return nursery[-1]
-
-    def make(workers: int = 1, timeout: float = 100) -> Pool:
-        made.append(Pool(Setup("/model", "auto", "auto", False, workers, timeout=timeout), living))
-        return made[-1]
-
-    yield make
-    for one in made:
-        await one.aclose()
-        assert not one._workers
-    for one in nursery:
-        await one.aclose()
-
-
-async def answers(pool: Pool, *prompts: Any) -> list[Any]:
-    values = await last_values(pool.run([request(prompt) for prompt in prompts]), len(prompts))
-    return [value.text if isinstance(value, Completion) else value.error for value in values]
-
-
-# The pool, with workers that follow a script
-
-
-async def test_rows_are_answered_in_their_own_places(pool: Any) -> None:
-    prompts = [f"echo {number}" for number in range(1000)]
-    assert await answers(pool(2), *prompts) == prompts
-
-
-async def test_no_rows_start_no_worker(pool: Any) -> None:
-    empty = pool()
-    assert await answers(empty) == []
-    assert not empty._seats
-
-
-async def test_several_calls_share_one_worker(pool: Any) -> None:
-    one = pool()
-    got = await asyncio.gather(*(answers(one, f"echo {call}", "echo who") for call in range(8)))
-    assert [first for first, _ in got] == [f"echo {call}" for call in range(8)]
-    assert len({who for _, who in got}) == 1
-
-
-async def test_workers_share_the_rows(pool: Any) -> None:
-    two = pool(2)
-    async with aclosing(two.run([request("hold", sample) for sample in range(100)])) as bursts:
-        reading = asyncio.ensure_future(anext(bursts))
-        while sum(len(worker.jobs) for worker in two._workers) < 100:
-            await asyncio.sleep(0.01)
-        assert [len(worker.jobs) for worker in two._workers] == [50, 50]
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
-
-
-async def test_a_worker_killed_in_a_batch_is_replaced_and_its_rows_are_done_again(pool: Any, tmp_path: Path) -> None:
-    got = await answers(pool(), *["echo a"] * 4, f"die once {tmp_path / 'mark'}", *["echo b"] * 3)
-    assert got == [*["echo a"] * 4, "alive", *["echo b"] * 3]
-
-
-async def test_a_row_that_kills_its_workers_fails_alone_and_the_next_call_works(pool: Any) -> None:
-    one = pool()
-    got = await answers(one, "echo a", "die", "echo b", "die", "echo c")
-    assert [got[0], got[2], got[4]] == ["echo a", "echo b", "echo c"]
-    for error in (got[1], got[3]):
-        assert isinstance(error, WorkerError)
-        assert "SIGKILL" in str(error)
-        assert "out of memory?" in str(error)
-    assert await answers(one, "echo again") == ["echo again"]
-
-
-async def test_a_row_alone_is_blamed_after_two_deaths(pool: Any) -> None:
-    one = pool()
-    assert isinstance((await answers(one, "die"))[0], WorkerError)
-    assert (one.counts.started, one.counts.died) == (2, 2)
-
-
-async def test_text_that_was_shown_is_not_taken_back_when_its_worker_dies(pool: Any, tmp_path: Path) -> None:
-    shown = []
-    async with aclosing(pool().run([request(f"partial {tmp_path / 'mark'}", live=True)])) as bursts:
-        async for burst in bursts:
-            shown += [event.value.text for event in burst]
-    assert all(later.startswith(earlier) for earlier, later in pairwise(shown))
-    assert shown[-1] == "one two three four"
-
-
-async def test_leaving_early_takes_the_rows_out_of_the_worker(pool: Any) -> None:
-    one = pool()
-    async with aclosing(one.run([request("echo first"), *(request("hold", sample) for sample in range(300))])) as bursts:
-        async for burst in bursts:
-            assert burst[0].value.text == "echo first"
-            break
-    assert not one._queue
-    assert [len(worker.jobs) for worker in one._workers] == [0]
-    given, cancelled = (int(word) for word in (await answers(one, "how many?"))[0].split() if word.isdigit())
-    assert cancelled == given - 2  # but for the first row and the question itself
-
-
-async def test_a_fault_crosses_as_an_error_of_ours_and_what_cannot_cross_fails_alone(pool: Any) -> None:
-    rows = [request("fault"), replace(request("echo a"), params={"seed": 2**70}), request("echo a")]
-    got = await last_values(pool().run(rows), 3)
-    assert isinstance(got[0].error, ContextLengthError)
-    assert isinstance(got[1].error, BadRequestError)
-    assert got[2].text == "echo a"
-
-
-@pytest.mark.parametrize(
-    ("script", "words"),
-    [
-        ("import sys; print('no such tensor', file=sys.stderr); sys.exit(3)", ["exit code 3", "no such tensor", "/model"]),
-        ("import os; os.kill(os.getpid(), 9)", ["SIGKILL", "out of memory?"]),
-    ],
-)
-async def test_a_worker_that_does_not_start_is_an_error_with_its_last_words(
-    pool: Any, monkeypatch: pytest.MonkeyPatch, script: str, words: list[str]
-) -> None:
-    monkeypatch.setattr(nurseries, "command", lambda *task: [sys.executable, "-c", script])
-    one = pool()
-    for error in await answers(one, "echo a", "echo b"):
-        assert isinstance(error, WorkerError)
-        assert all(word in str(error) for word in words)
-    monkeypatch.setattr(nurseries, "command", lambda *task: [sys.executable, str(ACTOR), task[-1]])
-    assert await answers(one, "echo c") == ["echo c"]
-
-
-async def test_a_worker_that_cannot_even_be_made_leaves_nobody_waiting(pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nurseries, "command", lambda *task: ["/nowhere/python"])
-    (error,) = await answers(pool(), "echo a")
-    assert isinstance(error, WorkerError)
-    assert "/nowhere/python" in str(error)
 
 
 # Where a model is, and what it is called

@@ -16,6 +16,7 @@ from .nurseries import Nursery, tail
 from .processes import NOTHING, ending
 from .queues import Job
 
+BIRTH = 60.0  # seconds that imports may take at least
 KNOWN = 4096  # beginnings of prompts that are remembered of a worker
 
 
@@ -26,7 +27,7 @@ class Worker:
         self.jobs: dict[int, Job] = {}
         self.prefilled = self.pid = 0
         self.refused: ModelError | None = None
-        self.stage, self.story = "starting", ""
+        self.stage, self.story = "", ""
         self._setup = setup
         self._outbox: list[Job] = []
         self._known: dict[int, None] = {}
@@ -65,7 +66,7 @@ class Worker:
     def _note(self, report: Report) -> None:
         match report:
             case Ready():
-                self.pid = report.pid
+                self.pid, self.stage = report.pid, "ready"
             case Loading():
                 self.stage = report.stage
             case Refused():
@@ -75,8 +76,9 @@ class Worker:
         """Start anew the time in which it has to give a sign of life, if there is something for it to do."""
         if self._alarm:
             self._alarm.cancel()
+        patience = self._setup.timeout if self.stage else max(self._setup.timeout, BIRTH)
         busy = self.jobs or not self.ready
-        self._alarm = asyncio.get_running_loop().call_later(self._setup.timeout, self._give_up) if busy else None
+        self._alarm = asyncio.get_running_loop().call_later(patience, self._give_up) if busy else None
 
     def _give_up(self) -> None:
         """Hear no more of it, which is as good as its death."""
