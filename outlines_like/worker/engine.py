@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from traceback import format_exception_only
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +19,7 @@ from .turns import in_turn
 from .wire import Answer, Ask, Fault, News
 
 ROWS = 64  # decoded together
+MOST = 2000  # letters of a foreign error's message
 
 
 class Runner(Protocol):
@@ -69,8 +71,8 @@ class Engine:
         for ask in asks:
             try:
                 self._open(ask)
-            except ModelError as error:
-                self._faults.append(Fault(ask.id, type(error).__name__, str(error.args[0])))
+            except Exception as error:  # whatever a row provokes is its own affair
+                self._faults.append(fault(ask.id, error))
 
     def _open(self, ask: Ask) -> None:
         if "options" in ask.params:
@@ -141,6 +143,13 @@ class Engine:
         if self.idle:
             self._most = ROWS
         return News(answers, faults, self.runner.prefilled)
+
+
+def fault(id: int, error: Exception) -> Fault:
+    """An error as plain data."""
+    if isinstance(error, ModelError):
+        return Fault(id, type(error).__name__, str(error.args[0]))
+    return Fault(id, WorkerError.__name__, format_exception_only(error)[-1].strip()[:MOST])
 
 
 def out_of_memory(error: Exception) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import socket
 import sys
@@ -9,7 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -87,6 +89,7 @@ def serve(descriptor: int) -> None:
     assert isinstance(setup, Setup)
     with link.loading():
         engine = loaded(link, setup)
+    settle()
     link.send(Ready(os.getpid()))
     while True:
         while engine.idle or link.pending():
@@ -105,6 +108,14 @@ def loaded(link: Link, setup: Setup) -> Engine:
     except ModelError as error:
         link.send(Refused(type(error).__name__, str(error.args[0]), error.hint))
         sys.exit(1)
+
+
+def settle() -> None:
+    """Give memory back that loading took, and let nobody look for garbage among what stays."""
+    gc.collect()
+    gc.freeze()
+    with suppress(AttributeError):  # other systems than Linux have no such function
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def obey(engine: Engine, order: Order) -> None:
