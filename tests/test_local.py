@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import outlines_like as ol
@@ -45,7 +46,7 @@ def test_a_name_on_the_hub_is_taken_as_it_is(name: str) -> None:
     assert local.located(name) == name
 
 
-@pytest.mark.parametrize("settings", [{"workers": 0}, {"dtype": "float31"}])
+@pytest.mark.parametrize("settings", [{"workers": 0}, {"dtype": "float31"}, {"timeout": 0}, {"timeout": "long"}])
 def test_settings_that_make_no_sense_are_errors_at_once(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(settings))):
         ol.models.transformers("gpt2", **settings)
@@ -206,7 +207,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "OUTLINES_LIKE_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(root), "PYTHONWARNINGS": "error"}
 
 
-@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("ending", [pytest.param(signal.SIGKILL, marks=pytest.mark.long), signal.SIGINT])
 def test_when_the_parent_ends_in_a_batch_its_worker_ends(folder: Path, tmp_path: Path, ending: signal.Signals) -> None:
     body = """
     for index, text, done in model.stream(["the cat"] * 64):
@@ -248,8 +249,55 @@ def test_a_killed_worker_costs_nothing_but_time(folder: Path) -> None:
         assert [text for _, text, done in sorted(seen) if done] == list(want)
 
 
+def test_one_worker_or_two_the_answers_are_the_same_and_what_prompts_share_is_read_once_a_worker(folder: Path) -> None:
+    one, two = (ol.models.transformers(folder, dtype="float64", workers=n, max_tokens=20, temperature=1) for n in (1, 2))
+    shared = "the cat sat on a mat , and the dog ran off . " * 4
+    prompts = [f"{shared}{word} {number}" for word in ("one", "two") for number in range(20)]
+    with ol.cache.disabled():
+        want, got = one.complete(prompts), two.complete(prompts)
+        assert list(two(prompts[::-1])) == [completion.text for completion in want[::-1]]
+        assert [completion.text for completion in got] == [completion.text for completion in want]
+        before, began = two.prefilled_tokens, two.counts.prompted
+        assert [two(prompt) for prompt in prompts[:3]] == [completion.text for completion in want[:3]]
+    length = want[0].usage.prompt_tokens
+    assert two.counts.prompted - began == sum(completion.usage.prompt_tokens for completion in want[:3])
+    assert two.prefilled_tokens - before < length
+    assert one.prefilled_tokens * 5 < one.counts.prompted
+    assert one.counts.written == sum(completion.usage.completion_tokens for completion in want)
+
+
+def test_a_closed_model_has_no_process_and_begins_anew_with_the_next_call(folder: Path) -> None:
+    with ol.models.transformers(folder, max_tokens=3, temperature=0, workers=3) as model, ol.cache.disabled():
+        first = model(["the cat", "a dog"])
+        pids = [worker.pid for pool in pools_of(folder, 3) for worker in pool._workers if worker.ready]
+    assert pids
+    assert not any(map(alive, pids))
+    model.close()
+    with ol.cache.disabled():
+        assert list(model(["the cat", "a dog"])) == list(first)
+    model.close()
+
+
+def test_a_nursery_has_one_thread_and_a_worker_that_dies_is_replaced_by_its_fork(folder: Path) -> None:
+    model = ol.models.transformers(folder, max_tokens=3, temperature=0)
+    with ol.cache.disabled():
+        first = model("the cat")
+        worker = next(worker for pool in pools_of(folder, 1) for worker in pool._workers)
+        nursery = psutil.Process(worker.pid).parent()
+        assert nursery.num_threads() == 1
+        os.kill(worker.pid, signal.SIGKILL)
+        assert model("the cat") == first
+    assert nursery.is_running()
+
+
+def pools_of(folder: Path, workers: int) -> list[Pool]:
+    """The pools of a model."""
+    pools = [it for it in bridge.home().owned.values() if isinstance(it, Pool)]
+    return [it for it in pools if (it._setup.path, it._setup.workers) == (str(folder.resolve()), workers)]
+
+
 def kill_workers(folder: Path) -> None:
-    pools_ = [it for it in bridge.home().owned.values() if isinstance(it, Pool) and it._setup.path == str(folder.resolve())]
+    pools_ = pools_of(folder, 1)
     for worker in [worker for pool in pools_ for worker in pool._workers]:
         os.kill(worker.pid, signal.SIGKILL)
 
