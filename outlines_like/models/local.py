@@ -94,7 +94,7 @@ def transformers(
         counts=counts,
         chat=False if raw else templated(place),
         prefill=True,
-        close=lambda: close(("transformers", setup)),
+        close=lambda: wait(closed, ("transformers", setup)),
     )
 
 
@@ -106,14 +106,10 @@ def nursery() -> Nursery:
     return owned(key, Nursery)
 
 
-def close(key: Hashable) -> None:
+async def closed(key: Hashable) -> None:
     """Close what the library's loop owns under that name, if it does."""
-
-    async def closed() -> None:
-        if thing := disown(key):
-            await thing.aclose()
-
-    wait(closed())
+    if thing := disown(key):
+        await thing.aclose()
 
 
 @cache
