@@ -250,7 +250,8 @@ def test_a_killed_worker_costs_nothing_but_time(folder: Path) -> None:
 
 
 def test_one_worker_or_two_the_answers_are_the_same_and_what_prompts_share_is_read_once_a_worker(folder: Path) -> None:
-    one, two = (ol.models.transformers(folder, dtype="float64", workers=n, max_tokens=20, temperature=1) for n in (1, 2))
+    settings: dict[str, Any] = {"dtype": "float64", "max_tokens": 20, "temperature": 1}
+    one, two = (ol.models.transformers(folder, workers=n, timeout=99, **settings) for n in (1, 2))
     shared = "the cat sat on a mat , and the dog ran off . " * 4
     prompts = [f"{shared}{word} {number}" for word in ("one", "two") for number in range(20)]
     with ol.cache.disabled():
