@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
 from itertools import pairwise
@@ -246,12 +247,15 @@ async def test_under_random_kills_every_answer_is_right(pool: Any, kills: int) -
 
 
 async def kill(pool: Pool, count: int, dice: random.Random) -> int:
-    """Kill busy workers, one after the other."""
-    for _ in range(count):
-        await asyncio.sleep(dice.expovariate(5))
-        while not (busy := [worker.pid for worker in pool._workers if worker.ready and worker.jobs]):
-            await asyncio.sleep(0.01)
-        os.kill(dice.choice(busy), signal.SIGKILL)
+    """Kill busy workers at random moments."""
+    for number in range(1, count + 1):
+        while pool.counts.died < number:
+            await asyncio.sleep(dice.expovariate(10))
+            busy = [worker.pid for worker in pool._workers if worker.ready and worker.jobs]
+            if busy and pool.counts.died < number:
+                os.kill(dice.choice(busy), signal.SIGKILL)
+                while pool.counts.died < number:  # a dead one must not be killed again
+                    await asyncio.sleep(0.001)
     return count
 
 
@@ -286,7 +290,22 @@ def test_when_the_parent_is_killed_no_worker_is_left_after_2_seconds(state: str,
             family = psutil.Process(process.pid).children(recursive=True)
             process.kill()
         assert len(family) >= 2
-        assert psutil.wait_procs(family, timeout=2)[1] == []
+        assert left_of(family, seconds=2) == []
+
+
+def left_of(family: list[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """Who still runs after that time. The dead whom nobody has buried yet do not."""
+    end = time.monotonic() + seconds
+    while (left := [one for one in family if runs(one)]) and time.monotonic() < end:
+        time.sleep(0.005)
+    return left
+
+
+def runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 @contextmanager
