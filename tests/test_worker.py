@@ -21,6 +21,7 @@ from outlines_like.worker import cohorts, prefixes, prompting, rows, slots
 from outlines_like.worker import engine as engines
 from outlines_like.worker.batches import Batch, Net
 from outlines_like.worker.cohorts import Cohorts, together
+from outlines_like.worker.constraints import Grammars
 from outlines_like.worker.engine import Engine
 from outlines_like.worker.loading import habits, load
 from outlines_like.worker.prompting import Reader, words
@@ -418,8 +419,8 @@ def test_a_prompt_longer_than_the_context_fails_alone_and_says_both_lengths() ->
     assert "64" in news.faults[0].message
     assert [answer.id for answer in news.answers] == [1]
     with pytest.raises(ContextLengthError):
-        limit(64, 1, 64)
-    assert limit(60, None, 64) == 4
+        limit(64, 1, Habits(64, frozenset(), Taste()))
+    assert limit(60, None, Habits(64, frozenset(), Taste())) == 4
 
 
 # The queue
@@ -502,7 +503,7 @@ def rows_of(lengths: Sequence[int]) -> list[Any]:
     tokenizer = byte_level()
     reader = Reader(tokenizer)
     return [
-        open_row(ask(i, "!" * n, max_tokens=1), reader, tokenizer, Habits(5000, frozenset(), Taste()))
+        open_row(ask(i, "!" * n, max_tokens=1), reader, tokenizer, Habits(5000, frozenset(), Taste()), Grammars(tokenizer, []))
         for i, n in enumerate(lengths)
     ]
 

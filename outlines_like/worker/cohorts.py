@@ -46,11 +46,15 @@ class Cohort:
         places = {text: place for place, text in enumerate(dict.fromkeys(row.text for row in rows))}
         batch = Batch.read(net, list(places))
         batch.select([places[row.text] for row in rows])
+        for row in rows:
+            row.seen = len(row.text)
         return cls(rows, batch)
 
     def extend(self) -> None:
-        """Read the tokens chosen last."""
-        self.batch.extend([row.tokens[-1] for row in self.rows])
+        """Read each row's next token."""
+        self.batch.extend([row.unread[0] for row in self.rows])
+        for row in self.rows:
+            row.seen += 1
 
     def keep(self, ids: set[int]) -> None:
         """Keep the rows named by ``ids``."""
@@ -98,7 +102,7 @@ class Cohorts:
         return group
 
     def advance(self, group: Sequence[Row]) -> None:
-        """Read what each running row wrote last, and the texts of new rows."""
+        """Read the next token of each running row, and the texts of new rows."""
         for cohort in self._cohorts:
             cohort.extend()
         if group:
