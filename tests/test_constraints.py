@@ -109,7 +109,7 @@ def test_what_a_schema_forces_is_not_decoded_token_by_token(monkeypatch: pytest.
     got = run(engine, [ask(0, "the cat", temperature=0, max_tokens=200, json_schema=ANIMAL)])[0]
     assert got.usage.completion_tokens > len(passes) + 10
     passes.clear()
-    only = run(engine, [ask(1, "the cat", choices=["one two three"])])[0]
+    only = run(engine, [ask(1, "the cat", choices=["one two three"])])[1]
     assert (only.text, only.finish_reason, passes) == ("one two three", "stop", [])
 
 
@@ -225,7 +225,8 @@ def test_log_probabilities_of_tokens_are_those_that_scores_are_made_of(fast: boo
     asks = [ask(k, "the cat", max_tokens=9, logprobs=True, **more) for k, more in enumerate(params)]
     got = run(engine, asks)
     for one in got.values():
-        assert one.logprobs is not None and len(one.logprobs) == one.usage.completion_tokens
+        assert one.logprobs is not None
+        assert len(one.logprobs) == one.usage.completion_tokens
     fields = {"options": [got[2].text], "temperature": 0}
     scored = run(engine, [ask(9, "the cat", **fields)])[9].scores
     assert got[2].log_prob == pytest.approx(scored[0], abs=1e-9)
@@ -236,7 +237,8 @@ def test_log_probabilities_are_those_of_the_text_that_is_left() -> None:
     engine = engine_for(tiny(), byte_level())
     whole = run(engine, [ask(0, "the cat", regex="[a-z]{3}[.][a-z]{9}", temperature=0, logprobs=True)])[0]
     cut = run(engine, [ask(1, "the cat", regex="[a-z]{3}[.][a-z]{9}", temperature=0, logprobs=True, stop=["."])])[1]
-    assert whole.logprobs is not None and cut.logprobs is not None
+    assert whole.logprobs is not None
+    assert cut.logprobs is not None
     assert cut.text == whole.text.partition(".")[0]
     assert cut.logprobs == whole.logprobs[: len(cut.logprobs)]
     assert len(cut.logprobs) < len(whole.logprobs)

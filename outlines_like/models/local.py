@@ -22,6 +22,7 @@ from ..signatures import nearest
 from ..worker.wire import Setup
 from .base import Model
 from .boxes import SMOLLM2, smollm2
+from .parameters import LOCAL
 from .pools import Counts, Pool
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
@@ -81,6 +82,7 @@ def transformers(
         endpoint=identity(place, kind, raw),
         defaults=defaults,
         layers=[deduped("models"), cached()],
+        parameters=LOCAL,
         scoring=True,
         counts=counts,
         chat=False if raw else templated(place),

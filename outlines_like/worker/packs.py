@@ -51,7 +51,7 @@ class Piece(NamedTuple):
 
 
 class Pack:
-    """Pieces in one pass. The first ``going`` go on in the first slots, with one token each; others may go on too, with several.
+    """Pieces in one pass. The first ``going`` go on in the first slots, with one token each; others may go on with several.
 
     Logits are wanted after the last token of each piece, or after every token.
     """
