@@ -21,6 +21,8 @@ from outlines_like.worker.packs import Pack
 from .models_for_tests import byte_level, sentence_piece, tiny
 from .test_worker import TEXTS, WAYS, ask, drain, engine_for, run
 
+SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 30))]
+
 ANIMAL = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 6}, "legs": {"type": "integer", "minimum": 0, "maximum": 99}},
@@ -60,18 +62,19 @@ def requests_at_random(seed: int) -> list[Any]:
     return asks
 
 
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("kind", "fast"), WAYS)
 def test_held_rows_have_the_same_answers_alone_in_company_and_in_any_order(
-    kind: str, fast: bool, monkeypatch: pytest.MonkeyPatch
+    kind: str, fast: bool, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slots, "PREFILL", 40)
     monkeypatch.setattr(engines, "ROWS", 6)
-    engine, asks = engine_for(tiny(kind), byte_level(), fast=fast), requests_at_random(1)
+    engine, asks = engine_for(tiny(kind), byte_level(), fast=fast), requests_at_random(seed)
     alone: dict[int, Completion] = {}
     for one in asks:
         alone |= run(engine, [one])
     assert alike(run(engine, asks), alone)
-    assert alike(run(engine, random.Random(1).sample(asks, len(asks))), alone)
+    assert alike(run(engine, random.Random(seed).sample(asks, len(asks))), alone)
     for one in asks:
         if one.id % 4 < 3 and alone[one.id].finish_reason == "stop" and "stop" not in one.params:
             assert keeps(alone[one.id].text, one.params)
@@ -85,7 +88,7 @@ def alike(got: dict[int, Completion], want: dict[int, Completion]) -> bool:
     return all(got[number].logprobs == pytest.approx(want[number].logprobs, abs=1e-9) for number in want)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_both_ways_of_running_held_rows_give_the_same_answers(seed: int) -> None:
     asks = requests_at_random(seed)
     fast, general = engine_for(tiny(), byte_level(), fast=True), engine_for(tiny(), byte_level())

@@ -222,6 +222,27 @@ def generated_together(model: Any, texts: Sequence[list[int]], limit: int) -> li
     return found
 
 
+@pytest.mark.parametrize("count", [8, pytest.param(64, marks=pytest.mark.long)])
+def test_smollm2_answers_are_the_same_alone_together_in_another_order_and_both_ways(
+    count: int, smol: Engine, smol_plain: Any, smol_tokenizer: Any
+) -> None:
+    forms: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 1, "top_p": 0.9, "stop": ["."]},
+        {"temperature": 0.7, "choices": ["Yes", "No", "Not at all"]},
+        {"temperature": 1, "json_schema": {"type": "array", "items": {"enum": ["red", "green"]}, "minItems": 2, "maxItems": 4}},
+    ]
+    prompts = many_prompts()[:: 64 // count]
+    asks = [ask(k, prompt, max_tokens=4 + k % 5 * 3, **forms[k % 4]) for k, prompt in enumerate(prompts)]
+    together_ = run(smol, asks)
+    alone: dict[int, Completion] = {}
+    for one in asks:
+        alone |= run(smol, [one])
+    assert alone == together_ == run(smol, asks[::-1])
+    reader, said = Reader(smol_tokenizer), habits(smol_plain, smol_tokenizer)
+    assert run(Engine(Cohorts(Net(smol_plain)), reader, smol_tokenizer, said, room=100_000), asks) == together_
+
+
 def test_samples_of_a_prompt_differ_and_the_prompt_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, read = engine_for(tiny(), byte_level()), []
     monkeypatch.setattr(

@@ -105,7 +105,9 @@ class Pack:
         for part, piece in self._spans:
             found[part], weight[part] = causal(query[:, part], key[:, part], value[:, part], scale)
             if piece.start:
-                merge(found, weight, part, *shared(query[:, part], self._own(layer, piece), scale))
+                more, its = shared(query[:, part], self._own(layer, piece), scale)
+                merge(found, weight, part, more, its)
+                weight[part] = torch.logaddexp(weight[part], its)
         for share, those in self._shares:
             merge(found, weight, those, *shared(query[:, those], share.layer(layer), scale))
         return found
@@ -130,10 +132,8 @@ class Pack:
 
 def merge(found: Tensor, weight: Tensor, those: Tensor | slice, more: Tensor, its: Tensor) -> None:
     """Add to what ``those`` tokens gathered what they gather elsewhere, each with the logarithm of its sum."""
-    before = weight[those]
-    ratio = torch.sigmoid(before - its)[..., None]
+    ratio = torch.sigmoid(weight[those] - its)[..., None]
     found[those] = torch.lerp(more, found[those], ratio.to(found.dtype))
-    weight[those] = torch.logaddexp(before, its)
 
 
 def lower(lasts: Tensor, length: int, dtype: torch.dtype) -> Tensor:

@@ -56,14 +56,14 @@ class Answers:
 
     def __init__(self, pair: Pair, hidden: Tensor, mask: Tensor) -> None:
         self._pair, self._hidden, self._mask = pair, hidden, mask
-        self._cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        self._cache: Any = EncoderDecoderCache(DynamicCache(), DynamicCache())
         self.logits = torch.empty(0)
 
     @property
     def weight(self) -> int:
         """Bytes that a token takes."""
-        layers = self._cache.cross_attention_cache.layers
-        return int(sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)) // self._mask.numel()
+        held = sum(layer.keys.nbytes + layer.values.nbytes for layer in self._cache.cross_attention_cache.layers)
+        return int(held) // self._mask.numel()
 
     def read(self, ids: Tensor) -> None:
         """Go on with ``ids``, a line for each answer."""
