@@ -185,6 +185,23 @@ def test_a_folder_without_a_model_is_an_error_at_once(tmp_path: Path) -> None:
         ol.models.transformers(tmp_path)
 
 
+def test_a_folder_without_a_tokenizer_is_an_error_at_once(folder: Path, tmp_path: Path) -> None:
+    for file in ("config.json", "model.safetensors", "generation_config.json"):
+        shutil.copy(folder / file, tmp_path)
+    with pytest.raises(NotFoundError, match=r"has no tokenizer.*tokenizer\.save_pretrained"):
+        ol.models.transformers(tmp_path)
+
+
+def test_that_a_model_has_no_chat_template_is_said_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    local.say_raw.cache_clear()
+    with caplog.at_level("INFO", "outlines_like"):
+        models = [ol.models.transformers(folder, raw=raw) for raw in (False, False, True)]
+    assert [model.chat for model in models] == [False] * 3
+    assert [record.getMessage().partition(" has ")[2] for record in caplog.records] == [
+        "no chat template: it reads prompts as raw text"
+    ]
+
+
 @pytest.mark.parametrize("name", ["gpt2", "org/name", "Qwen/Qwen2.5-0.5B"])
 def test_a_name_on_the_hub_is_taken_as_it_is(name: str) -> None:
     assert local.located(name) == name
@@ -333,9 +350,6 @@ def test_one_worker_and_two_give_the_same_answers(seed: int, folder: Path) -> No
     with ol.cache.disabled():
         want = one(prompts, samples=3, **params)
         assert two(prompts, samples=3, **params).tolist() == want.tolist()
-        assert ol.vectorize(lambda prompt: two(prompt, temperature=1, max_tokens=5))(prompts).tolist() == [
-            one(prompt, temperature=1, max_tokens=5) for prompt in prompts
-        ]
 
 
 def test_what_prompts_share_is_read_once_and_not_again(smollm2: ol.models.Model) -> None:

@@ -477,6 +477,12 @@ def test_waiting_rows_are_let_in_by_the_crowd(monkeypatch: pytest.MonkeyPatch) -
     assert min(reads) >= 2
 
 
+@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.long)])
+def test_a_long_queue_is_worked_off(count: int) -> None:
+    got = run(engine_for(tiny(), byte_level(), fast=True), [ask(k, f"one {k % 97}", max_tokens=2) for k in range(count)])
+    assert sorted(got) == list(range(count))
+
+
 def test_dropping_everything_leaves_an_idle_engine() -> None:
     engine = engine_for(tiny(), byte_level())
     engine.take([ask(number, "a dog", max_tokens=20) for number in range(3)])

@@ -117,7 +117,22 @@ def grammar(form: str, wish: Any) -> str:
         return str(matcher.grammar_from_lark("start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in wish)))
     if form == "regex":
         return str(matcher.grammar_from_regex(wish))
+    if large := beyond(wish):
+        raise ValueError(f"it names {large[0]}, and numbers are kept exactly only up to 2**53")
     return str(matcher.grammar_from_json_schema(wish, overrides=SPACING))
+
+
+def beyond(value: Any) -> list[int]:
+    """The numbers in a schema that the parser, which counts in doubles, would change.
+
+    >>> beyond({"enum": [1, 2**53 + 1]})
+    [9007199254740993]
+    """
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list):
+        return [number for part in value for number in beyond(part)]
+    return [value] if isinstance(value, int) and abs(value) > 2**53 else []
 
 
 def refusal(form: str, wish: Any, fault: str) -> BadRequestError:
