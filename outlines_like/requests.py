@@ -132,7 +132,7 @@ class Completion(msgspec.Struct, frozen=True, gc=False):
 
     ``finish_reason`` is None while it is under way, "stop" when the model ended or met a stop string, "length" when
     the token limit cut it. ``cached`` says that it came from the store. ``scores`` are the log-probabilities of the
-    options that were to be scored.
+    options that were to be scored, ``logprobs`` those of the answer's tokens, if they were asked for.
     """
 
     text: str
@@ -140,6 +140,12 @@ class Completion(msgspec.Struct, frozen=True, gc=False):
     usage: Usage = Usage()
     cached: bool = False
     scores: tuple[float, ...] = ()
+    logprobs: tuple[float, ...] | None = None
+
+    @property
+    def log_prob(self) -> float | None:
+        """The log-probability of the answer; None if it was not asked for."""
+        return None if self.logprobs is None else sum(self.logprobs)
 
 
 def digest(value: Any) -> str:

@@ -62,17 +62,50 @@ CONFIGS: dict[str, Any] = {
 }
 
 
+PAIRS: dict[str, Any] = {
+    "t5": lambda: transformers.T5Config(d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0),
+    "bart": lambda: transformers.BartConfig(
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        decoder_start_token_id=1,
+        forced_eos_token_id=None,
+        init_std=0.3,
+    ),
+}
+
+
+def tiny_pair(kind: str) -> Any:
+    """A random encoder-decoder model in float64."""
+    config = PAIRS[kind]()
+    settings = {"vocab_size": 324, "max_position_embeddings": 256, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+    for name, value in settings.items():
+        setattr(config, name, value)
+    model = lively(transformers.AutoModelForSeq2SeqLM, config)
+    model.generation_config.forced_bos_token_id = 0 if kind == "bart" else None
+    return model
+
+
+def lively(maker: Any, config: Any) -> Any:
+    """A random model that is livelier than the flat distributions of a fresh one."""
+    torch.manual_seed(0)
+    model = maker.from_config(config, dtype=torch.float64)
+    for parameter in model.parameters():
+        parameter.data.mul_(3)
+    return model.eval()
+
+
 def tiny(kind: str = "llama", context: int = 256, **changes: Any) -> Any:
     """A random model in float64, where rounding makes no ties."""
     config = CONFIGS[kind]()
     settings = {"vocab_size": 324, "max_position_embeddings": context, "bos_token_id": 0, "eos_token_id": 1, **changes}
     for name, value in settings.items():
         setattr(config, name, value)
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float64)
-    for parameter in model.parameters():
-        parameter.data.mul_(3)  # livelier than the flat distributions of a fresh model
-    return model.eval()
+    return lively(transformers.AutoModelForCausalLM, config)
 
 
 def saved(folder: Path, model: Any, tokenizer: Any) -> Path:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
+import re
 import select
 import shutil
 import signal
@@ -39,6 +42,23 @@ def test_a_path_that_does_not_exist_is_an_error_at_once(path: Any) -> None:
 def test_a_folder_without_a_model_is_an_error_at_once(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match=r"no config\.json"):
         ol.models.transformers(tmp_path)
+
+
+def test_a_folder_without_a_tokenizer_is_an_error_at_once(folder: Path, tmp_path: Path) -> None:
+    for file in ("config.json", "model.safetensors", "generation_config.json"):
+        shutil.copy(folder / file, tmp_path)
+    with pytest.raises(NotFoundError, match=r"has no tokenizer.*tokenizer\.save_pretrained"):
+        ol.models.transformers(tmp_path)
+
+
+def test_that_a_model_has_no_chat_template_is_said_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    local.say_raw.cache_clear()
+    with caplog.at_level("INFO", "outlines_like"):
+        models = [ol.models.transformers(folder, raw=raw) for raw in (False, False, True)]
+    assert [model.chat for model in models] == [False] * 3
+    assert [record.getMessage().partition(" has ")[2] for record in caplog.records] == [
+        "no chat template: it reads prompts as raw text"
+    ]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "org/name", "Qwen/Qwen2.5-0.5B"])
@@ -128,6 +148,67 @@ def test_smollm2_stops_and_counts(smollm2: ol.models.Model) -> None:
 def test_smollm2_goes_on_with_its_own_words(smollm2: ol.models.Model) -> None:
     turns = [{"role": "user", "content": "What is the capital of France?"}, {"role": "assistant", "content": "The capital of"}]
     assert smollm2(turns, temperature=0, max_tokens=8) == " France is Paris."
+
+
+def test_smollm2_keeps_to_choices_patterns_and_schemas_row_by_row(smollm2: ol.models.Model) -> None:
+    prompts = ["Is a carrot food?", "Is a stone food?"]
+    assert set(smollm2(prompts, choices=["Yes", "No"], samples=4).ravel()) <= {"Yes", "No"}
+    first, second = smollm2.complete(prompts, choices=[["Yes", "No"], ["sure", "never"]], temperature=0)
+    assert (first.text in ("Yes", "No"), second.text in ("sure", "never"), first.finish_reason) == (True, True, "stop")
+    dates = smollm2(prompts, regex="[0-9]{4}-[0-9]{2}", samples=2, max_tokens=20)
+    assert all(re.fullmatch("[0-9]{4}-[0-9]{2}", date) for date in dates.ravel())
+    schema = {"type": "object", "properties": {"color": {"enum": ["red", "green"]}}, "required": ["color"]}
+    assert json.loads(smollm2("Name a color.", json_schema={**schema, "additionalProperties": False}))["color"] in (
+        "red",
+        "green",
+    )
+
+
+def test_what_cannot_be_kept_is_an_error_of_its_row_alone_or_of_the_call(smollm2: ol.models.Model) -> None:
+    got = ol.vectorize(smollm2, on_error="return")("Hi", regex=["a(?=b)", "[a-c]{3}"], max_tokens=9)
+    assert isinstance(got[0], BadRequestError)
+    assert "look-around" in str(got[0])
+    assert re.fullmatch("[a-c]{3}", got[1])
+    for wrong, words in [
+        ({"regex": "a", "choices": ["a"]}, "choices and regex"),
+        ({"choices": []}, "at least one"),
+        ({"choices": "a"}, "a list of strings"),
+        ({"regex": "("}, "not a regular expression"),
+        ({"json_schema": 3}, "a JSON schema as a dict"),
+        ({"logit_bias": {"a": 1}}, "the numbers of tokens"),
+        ({"logprobs": 3}, "True or False"),
+        ({"min_p": 2}, "min_p=2"),
+        ({"repetition_penalty": 0}, "repetition_penalty=0"),
+    ]:
+        with pytest.raises((TypeError, ValueError), match=words):
+            smollm2("Hi", **wrong)
+
+
+def test_smollm2_tells_the_log_probabilities_of_its_tokens(smollm2: ol.models.Model) -> None:
+    asked = {"temperature": 0, "max_tokens": 8, "logprobs": True}
+    told = smollm2.complete("What is the capital of France?", **asked)
+    assert len(told.logprobs or ()) == 7  # all but the end of the turn
+    (score,) = smollm2.scores("What is the capital of France?", [told.text])
+    assert told.log_prob == pytest.approx(score, abs=1e-3)
+    again = smollm2.complete("What is the capital of France?", **asked)
+    assert (again.logprobs, again.cached) == (told.logprobs, True)
+    assert smollm2.complete("What is the capital of France?", temperature=0, max_tokens=8, logprobs=False).log_prob is None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(5))
+def test_one_worker_and_two_give_the_same_answers(seed: int, folder: Path) -> None:
+    dice = random.Random(seed)
+    prompts = [" ".join(dice.choices(["the cat", "a dog", "one two", "é"], k=3)) for _ in range(40)]
+    params: dict[str, Any] = {"temperature": [dice.choice([0, 0.7, 1.5]) for _ in prompts]}
+    params |= {
+        "max_tokens": [dice.randint(1, 30) for _ in prompts],
+        "regex": [dice.choice([None, "[a-z ]{9}"]) for _ in prompts],
+    }
+    one, two = (ol.models.transformers(folder, dtype="float64", workers=count) for count in (1, 2))
+    with ol.cache.disabled():
+        want = one(prompts, samples=3, **params)
+        assert two(prompts, samples=3, **params).tolist() == want.tolist()
 
 
 def test_what_prompts_share_is_read_once_and_not_again(smollm2: ol.models.Model) -> None:

@@ -191,7 +191,7 @@ def test_common_beginnings_are_counted() -> None:
 
 def test_a_pack_lays_pieces_end_to_end() -> None:
     prefix = Prefix((7, 7), torch.zeros(1, 2, 1, 2, 1))
-    pack = Pack([Piece((5,), 0, 3), Piece((6, 8), 2, 0, Share(prefix, 2))], lambda *_: None)
+    pack = Pack([Piece((5,), 0, 3), Piece((6, 8), 2, 0, Share(prefix, 2))], lambda *_: None, going=1)
     assert [pack.ids.tolist(), pack.positions.tolist(), pack.lasts.tolist()] == [[5, 6, 8], [3, 2, 3], [0, 2]]
 
 

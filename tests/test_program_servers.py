@@ -2,9 +2,11 @@
 
 import asyncio
 import base64
+import dataclasses
 import doctest
 import importlib.util
 import json
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -161,6 +163,32 @@ def test_a_raw_model_goes_on_with_the_text(smollm2):
     assert lm["b"] == raw(f"The capital of France is{lm['a']}. The capital of Italy is", **GREEDY)
     with pytest.raises(ol.errors.ProgramError, match="knows no roles"):
         raw + ol.user("x")
+
+
+def test_a_local_model_keeps_to_the_forms_of_programs(smollm2):
+    @dataclasses.dataclass
+    class Thing:
+        name: str
+        count: int
+
+    lm = smollm2 + ol.user("A box holds two lamps. Is that dark?")
+    lm += ol.assistant("It is ", ol.select(["dark", "not dark"], "dark", temperature=0, logprobs=True), ".")
+    lm += ol.user("When?") + ol.assistant("In ", ol.regex("(19|20)[0-9]{2}", "year", temperature=0))
+    lm += ol.user("What is in it?") + ol.assistant(ol.json("thing", schema=Thing, temperature=0, max_tokens=60))
+    lm += ol.user("How many?") + ol.assistant(ol.gen("many", regex="[0-9]{1,3}( [a-z]{1,9})?", stop_regex=" [a-z]"))
+    assert lm["dark"] in ("dark", "not dark")
+    assert re.fullmatch("(19|20)[0-9]{2}", lm["year"])
+    assert isinstance(lm["thing"], Thing)
+    assert lm["many"].isdecimal()
+    assert lm.log_prob("dark") < 0
+    with pytest.raises(ol.errors.ProgramError, match="no log-probability for 'year'"):
+        lm.log_prob("year")
+
+
+def test_a_schema_that_a_local_model_cannot_keep_fails_before_it_writes(smollm2):
+    lm = smollm2 + ol.user("Hi") + ol.assistant(ol.json("x", schema={"not": {"type": "string"}}))
+    with pytest.raises(ol.errors.BadRequestError, match="Unimplemented keys"):
+        lm["x"]
 
 
 def test_sync_async_and_watched_programs_give_the_same_on_a_real_model(smollm2):

@@ -172,6 +172,10 @@ NAMES = [
     "detail",
     "loc",
     "msg",
+    "logprobs",
+    "logprob",
+    "tokens",
+    "token_logprobs",
 ]
 LEAVES = st.none() | st.booleans() | st.floats() | st.text(max_size=8)
 ANSWERS = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(NAMES), inner), max_leaves=20)
@@ -405,3 +409,47 @@ def test_an_account_shows_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     assert one.place == other.place == "https://h.example/v1/chat/completions?api-version=2"
     assert one.name != other.name
     assert "SECRET" not in repr(one) + repr(vars(one)) + one.mask("SECRET1 SECRET2 SECRET3 Bearer SECRET2")
+
+
+# Log-probabilities and schemas
+
+SAID = [("a", -1.0), ("b", -2.0), (".", -4.0)]
+
+
+def test_log_probabilities_of_chats_and_completions_are_those_of_the_text_that_is_left() -> None:
+    listed = {"content": [{"token": token, "logprob": chance} for token, chance in SAID]}
+    apart = {"tokens": [token for token, _ in SAID], "token_logprobs": [chance for _, chance in SAID]}
+    for part, told in (({"message": {"content": "ab."}}, listed), ({"text": "ab."}, apart)):
+        choice = {"index": 0, **part, "logprobs": told, "finish_reason": "stop"}
+        (whole,), (cut_,) = (wire.answers({"choices": [choice]}, 1, stops, refuse) for stops in ([], ["."]))
+        assert isinstance(whole, Completion)
+        assert isinstance(cut_, Completion)
+        assert (whole.logprobs, whole.log_prob) == ((-1.0, -2.0, -4.0), -7.0)
+        assert (cut_.text, cut_.logprobs) == ("ab", (-1.0, -2.0))
+
+
+def test_log_probabilities_of_a_stream_are_joined() -> None:
+    telling = wire.Telling(1, [])
+    for token, chance in SAID:
+        told = {"content": [{"token": token, "logprob": chance}]}
+        choice = {"index": 0, "delta": {"content": token}, "logprobs": told, "finish_reason": "stop" if token == "." else None}
+        telling.hear([json.dumps({"choices": [choice]}).encode()], refuse)
+    got = telling.outcomes()[0]
+    assert isinstance(got, Completion)
+    assert (got.text, got.logprobs) == ("ab.", (-1.0, -2.0, -4.0))
+
+
+@pytest.mark.parametrize(
+    "told", [3, [1], {"content": 3}, {"content": [3, {"token": 1}]}, {"tokens": None, "token_logprobs": ["x"]}]
+)
+def test_odd_log_probabilities_are_none(told: Any) -> None:
+    assert wire.chances_of(told) == []
+
+
+def test_a_schema_is_sent_as_a_response_format_and_log_probabilities_as_the_endpoint_wants_them() -> None:
+    asked = Request("here", "m", "Hi", {"json_schema": {"type": "integer"}, "logprobs": True})
+    chat, text = (quirks.body(asked, 1, Dialect(), endpoint=endpoint, live=False) for endpoint in ("chat", "completions"))
+    wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "integer"}}}
+    assert chat["response_format"] == text["response_format"] == wanted
+    assert (chat["logprobs"], text["logprobs"]) == (True, 1)
+    assert not {"json_schema"} & {*chat, *text}

@@ -6,7 +6,6 @@ import doctest
 import random
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -21,6 +20,7 @@ from outlines_like.worker import cohorts, prefixes, prompting, rows, slots
 from outlines_like.worker import engine as engines
 from outlines_like.worker.batches import Batch, Net
 from outlines_like.worker.cohorts import Cohorts, together
+from outlines_like.worker.constraints import Grammars
 from outlines_like.worker.engine import Engine
 from outlines_like.worker.loading import habits, load
 from outlines_like.worker.prompting import Reader, words
@@ -225,6 +225,27 @@ def generated_together(model: Any, texts: Sequence[list[int]], limit: int) -> li
     return found
 
 
+@pytest.mark.parametrize("count", [8, pytest.param(64, marks=pytest.mark.long)])
+def test_smollm2_answers_are_the_same_alone_together_in_another_order_and_both_ways(
+    count: int, smol: Engine, smol_plain: Any, smol_tokenizer: Any
+) -> None:
+    forms: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 1, "top_p": 0.9, "stop": ["."]},
+        {"temperature": 0.7, "choices": ["Yes", "No", "Not at all"]},
+        {"temperature": 1, "json_schema": {"type": "array", "items": {"enum": ["red", "green"]}, "minItems": 2, "maxItems": 4}},
+    ]
+    prompts = many_prompts()[:: 64 // count]
+    asks = [ask(k, prompt, max_tokens=4 + k % 5 * 3, **forms[k % 4]) for k, prompt in enumerate(prompts)]
+    together_ = run(smol, asks)
+    alone: dict[int, Completion] = {}
+    for one in asks:
+        alone |= run(smol, [one])
+    assert alone == together_ == run(smol, asks[::-1])
+    reader, said = Reader(smol_tokenizer), habits(smol_plain, smol_tokenizer)
+    assert run(Engine(Cohorts(Net(smol_plain)), reader, smol_tokenizer, said, room=100_000), asks) == together_
+
+
 def test_samples_of_a_prompt_differ_and_the_prompt_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, read = engine_for(tiny(), byte_level()), []
     monkeypatch.setattr(
@@ -315,6 +336,12 @@ class Scripted:
 
     def memory(self) -> Any:
         return self
+
+    def alike(self, row: Any) -> int:
+        return len(row.text)
+
+    def batch(self, texts: Any) -> Batch:
+        return Batch.read(self, [text for _, text in texts])  # type: ignore[arg-type]
 
     layers: tuple[()] = ()
 
@@ -421,8 +448,8 @@ def test_a_prompt_longer_than_the_context_fails_alone_and_says_both_lengths() ->
     assert "64" in news.faults[0].message
     assert [answer.id for answer in news.answers] == [1]
     with pytest.raises(ContextLengthError):
-        limit(64, 1, 64)
-    assert limit(60, None, 64) == 4
+        limit(64, 1, Habits(64, frozenset(), Taste()))
+    assert limit(60, None, Habits(64, frozenset(), Taste())) == 4
 
 
 # The queue
@@ -451,6 +478,12 @@ def test_waiting_rows_are_let_in_by_the_crowd(monkeypatch: pytest.MonkeyPatch) -
     assert len(run(engine, asks)) == 26
     assert sum(reads) == 26
     assert min(reads) >= 2
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.long)])
+def test_a_long_queue_is_worked_off(count: int) -> None:
+    got = run(engine_for(tiny(), byte_level(), fast=True), [ask(k, f"one {k % 97}", max_tokens=2) for k in range(count)])
+    assert sorted(got) == list(range(count))
 
 
 def test_dropping_everything_leaves_an_idle_engine() -> None:
@@ -505,7 +538,7 @@ def rows_of(lengths: Sequence[int]) -> list[Any]:
     tokenizer = byte_level()
     reader = Reader(tokenizer)
     return [
-        open_row(ask(i, "!" * n, max_tokens=1), reader, tokenizer, Habits(5000, frozenset(), Taste()))
+        open_row(ask(i, "!" * n, max_tokens=1), reader, tokenizer, Habits(5000, frozenset(), Taste()), Grammars(tokenizer, []))
         for i, n in enumerate(lengths)
     ]
 
@@ -517,7 +550,7 @@ def rows_of(lengths: Sequence[int]) -> list[Any]:
         ([5, 900, 6, 7], {}, [0, 2, 3]),
         ([900, 5, 6, 700], {}, [0]),
         ([2000, 5], {}, [0]),
-        ([5, 6, 5], {"even": True}, [0, 2]),
+        ([5, 6, 5], {"alike": lambda row: len(row.text)}, [0, 2]),
         ([5, 5, 5], {"rows": 2}, [0, 1]),
         ([9, 9, 9], {"room": 20}, [0, 1]),
         ([600, 600, 600], {}, [0, 1, 2]),
@@ -525,7 +558,7 @@ def rows_of(lengths: Sequence[int]) -> list[Any]:
     ],
 )
 def test_the_oldest_row_is_read_first_with_those_closest_in_length(lengths: list[int], settings: Any, want: list[int]) -> None:
-    group = together(rows_of(lengths), **{"rows": 64, "room": 10_000, "even": False, **settings})
+    group = together(rows_of(lengths), **{"rows": 64, "room": 10_000, "alike": bool, **settings})
     assert sorted(row.id for row in group) == want
 
 
@@ -651,17 +684,6 @@ def test_half_a_character_at_the_end_is_shown_as_what_it_is() -> None:
     assert transcript.shown == "a"
     assert not transcript.close()
     assert transcript.shown.startswith("a\ufffd")
-
-
-def test_a_model_folder_whose_kind_is_not_a_decoder_is_refused(tmp_path: Path) -> None:
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    T5ForConditionalGeneration(
-        T5Config(d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2, vocab_size=324)
-    ).save_pretrained(tmp_path)
-    byte_level().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="T5"):
-        load(Setup(str(tmp_path), "cpu", "auto", False, 1))
 
 
 @pytest.mark.parametrize("module", [rows, prompting])

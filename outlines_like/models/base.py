@@ -27,11 +27,11 @@ from ..signatures import parse
 from ..stops import cut, met, safe
 from ..streaming import Stream
 from ..targets import Given, Plan, missing
-from .parameters import COMMON, Check, checked, form
+from .parameters import COMMON, Check, checked, form, settled
 from .scoring import FORM, Scoring, numbers
 
 TAKES = "give text, or a conversation (a list of dicts with 'role' and 'content')"
-SIGNATURE = parse("prompt:(), stop:(m?) -> ()")
+SIGNATURE = parse("prompt:(), stop:(m?), choices:(c?) -> ()")
 View = Callable[[Completion], Any]
 
 
@@ -135,7 +135,7 @@ class Model:
 
     def settings(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """All parameters of a call for which ``params`` are given, checked."""
-        return {**self.defaults, **checked(params, self.parameters)}
+        return settled({**self.defaults, **checked(params, self.parameters)})
 
     def request(self, prompt: str | tuple[Message, ...], params: dict[str, Any], terms: Terms) -> Request:
         """One call with ``params`` from :meth:`settings`."""

@@ -14,10 +14,9 @@ from ..occasions import identity, text_of
 from ..requests import Completion, Request, Usage, digest
 from ..stops import cut
 from .base import Model, family
-from .parameters import COMMON, Check, text
-from .parameters import plain as plain_json
+from .parameters import COMMON, FORMS, Check
 
-PARAMETERS: Mapping[str, Check] = {**COMMON, "choices": plain_json, "regex": text, "json_schema": plain_json}
+PARAMETERS: Mapping[str, Check] = {**COMMON, **FORMS}
 Answer = Callable[[Request], str]
 Fail = Callable[[Request], Exception | None]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import re
 from collections.abc import Hashable, Sequence
@@ -23,10 +24,12 @@ from ..worker.wire import Setup
 from .base import Model
 from .boxes import SMOLLM2, smollm2
 from .nurseries import Nursery
+from .parameters import LOCAL
 from .pools import Counts, Pool
 from .processes import told
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+TOKENIZER = re.compile(r"tokenizer|vocab|added_tokens|.*\.(model|gguf|tiktoken)$")
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 TEXTS = frozenset({".json", ".jinja", ".txt", ".model"})
@@ -76,6 +79,9 @@ def transformers(
         if importlib.util.find_spec(package) is None:
             raise ImportError(f"local models need {package}, which is not installed: run pip install 'outlines_like[local]'")
     setup = Setup(str(place), device, kind, raw, workers, pickled, timeout)
+    chat = False if raw else templated(place)
+    if chat is False and not raw:
+        say_raw(place)
     counts = counts_of(setup)
 
     async def run(rows: Sequence[Request]) -> Bursts:
@@ -90,9 +96,10 @@ def transformers(
         endpoint=identity(place, kind, raw),
         defaults=defaults,
         layers=[deduped("models"), cached()],
+        parameters=LOCAL,
         scoring=True,
         counts=counts,
-        chat=False if raw else templated(place),
+        chat=chat,
         prefill=True,
         close=lambda: wait(closed, ("transformers", setup)),
     )
@@ -125,6 +132,11 @@ def located(path: str | os.PathLike[str]) -> Path | str:
         return smollm2()
     folder = Path(name).expanduser()
     if (folder / "config.json").is_file():
+        if not any(TOKENIZER.match(file.name) for file in folder.iterdir()):
+            raise NotFoundError(
+                f"{name!r} is no model: {folder.absolute()} has no tokenizer",
+                hint="Save one into the folder: tokenizer.save_pretrained(folder).",
+            )
         return folder.resolve()
     if folder.exists() or isinstance(path, os.PathLike) or not HUB_NAME.fullmatch(name) or nearest(name, [SMOLLM2]):
         lack = "has no config.json" if folder.exists() else "does not exist"
@@ -140,6 +152,12 @@ def templated(place: Path | str) -> bool | None:
         return None
     settings = place / "tokenizer_config.json"
     return any(place.glob("chat_template*")) or (settings.is_file() and '"chat_template"' in settings.read_text("utf-8"))
+
+
+@cache
+def say_raw(place: Path | str) -> None:
+    """Say once that a model has no chat template."""
+    logging.getLogger("outlines_like").info("%s has no chat template: it reads prompts as raw text", place)
 
 
 def identity(place: Path | str, dtype: str, raw: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from inspect import Parameter, Signature
 from typing import Any
@@ -87,6 +88,45 @@ def plain(name: str, value: Any) -> Any:
     return value
 
 
+def options(name: str, value: Any) -> list[str]:
+    """Texts to choose from, at least one."""
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise TypeError(f"{name}={value!r:.80}; it takes a list of strings")
+    if not (found := list(dict.fromkeys(texts(name, list(value))))):
+        raise ValueError(f"{name}={value!r:.80}; it takes at least one string")
+    return found
+
+
+def regular(name: str, value: Any) -> str:
+    """A regular expression."""
+    try:
+        re.compile(text(name, value))
+    except re.error as error:
+        raise ValueError(f"{name}={value!r:.80} is not a regular expression: {error}") from error
+    return str(value)
+
+
+def schema(name: str, value: Any) -> dict[str, Any]:
+    """A JSON schema."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name}={value!r:.80}; it takes a JSON schema as a dict (of a pydantic model, model_json_schema())")
+    return dict(plain(name, value))
+
+
+def biases(name: str, value: Any) -> dict[str, float]:
+    """What is added to single tokens' logits, by the tokens' numbers."""
+    if not isinstance(value, Mapping) or not all(str(token).isdecimal() for token in value):
+        raise TypeError(f"{name}={value!r:.80}; it takes a dict from the numbers of tokens to what is added to their logits")
+    return {str(token): number(-INFINITY)(f"{name}[{token}]", added) for token, added in value.items()}
+
+
+def flag(name: str, value: Any) -> bool | None:
+    """Yes or no; no is the same as not set."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}={value!r:.80}; it takes True or False")
+    return value or None
+
+
 COMMON: Mapping[str, Check] = {
     "max_tokens": integer(1),
     "temperature": number(0),
@@ -94,6 +134,15 @@ COMMON: Mapping[str, Check] = {
     "top_k": integer(1),
     "stop": stops,
     "seed": integer(-(2**63)),
+}
+FORMS: Mapping[str, Check] = {"choices": options, "regex": regular, "json_schema": schema}
+LOCAL: Mapping[str, Check] = {
+    **COMMON,
+    **FORMS,
+    "min_p": number(0, 1),
+    "repetition_penalty": number(0.01, 100),
+    "logit_bias": biases,
+    "logprobs": flag,
 }
 
 
@@ -106,9 +155,17 @@ def checked(given: Mapping[str, Any], parameters: Mapping[str, Check]) -> dict[s
             hint = f"did you mean {near!r}?" if near else f"it takes {', '.join(parameters)}"
             raise TypeError(f"a model has no parameter {name!r}; {hint}")
         value = native(value)
-        if value is not None and (value := parameters[name](name, value)) != []:
+        if value is not None and (value := parameters[name](name, value)) is not None and value != []:
             found[name] = value
     return found
+
+
+def settled(params: dict[str, Any]) -> dict[str, Any]:
+    """All that is set for a call, if it goes together."""
+    forms = [name for name in FORMS if name in params]
+    if len(forms) > 1:
+        raise ValueError(f"an answer is held to one form, not to {' and '.join(forms)}: give one of them")
+    return params
 
 
 def form(parameters: Mapping[str, Check]) -> Signature:

@@ -38,6 +38,11 @@ def body(request: Request, count: int, dialect: Dialect, *, endpoint: str, live:
     """The JSON of a request for ``count`` samples: what the user set, what the call needs, and nothing else."""
     params = dict(request.params)
     extra = params.pop("extra_body", {})
+    if "json_schema" in params:
+        answer = {"name": "answer", "schema": params.pop("json_schema")}
+        params.setdefault("response_format", {"type": "json_schema", "json_schema": answer})
+    if "logprobs" in params and endpoint == "completions":
+        params["logprobs"] = 1  # there it is the number of likeliest tokens to tell of
     written = {name: _written(name, value, request, dialect) for name, value in params.items()}
     sent = {
         "model": request.model,

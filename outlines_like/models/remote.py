@@ -25,7 +25,7 @@ from ..streams import interleave
 from . import quirks, refusals, wire
 from .accounts import PATHS, Account
 from .base import Model
-from .parameters import COMMON, Check, number, plain, text
+from .parameters import COMMON, Check, flag, number, plain, schema, text
 from .quirks import Dialect
 
 CONNECTING = 10.0  # seconds to reach a server
@@ -44,6 +44,8 @@ PARAMETERS: Mapping[str, Check] = {
     "repetition_penalty": number(0),
     "logit_bias": plain,
     "response_format": plain,
+    "json_schema": schema,
+    "logprobs": flag,
     "reasoning_effort": text,
     "user": text,
     "extra_body": plain,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -178,9 +179,10 @@ def settled(voices: Sequence[Voice], usage: Usage, stops: Sequence[str]) -> list
 class Voice:
     """One choice of an answer, as far as it was heard."""
 
-    __slots__ = ("error", "finish", "refusal", "shown", "spoke", "text", "thought")
+    __slots__ = ("chances", "error", "finish", "refusal", "shown", "spoke", "text", "thought")
 
     def __init__(self) -> None:
+        self.chances: list[tuple[str, float]] = []
         self.text, self.shown, self.finish = "", 0, ""
         self.spoke = self.thought = False
         self.refusal = ""
@@ -197,6 +199,8 @@ class Voice:
             self._hear_silence(said)
         if choice.get("error"):
             self.error = refuse(choice)
+        if choice.get("logprobs"):
+            self.chances += chances_of(choice["logprobs"])
         self.finish = str(choice.get("finish_reason") or self.finish).lower()
         return self
 
@@ -228,9 +232,17 @@ class Voice:
     def outcome(self, usage: Usage, stops: Sequence[str]) -> Outcome:
         """The answer, or why there is none."""
         if stops and met(self.text, stops) is not None:
-            return Completion(cut(self.text, stops), "stop", usage)
+            return self._completion(cut(self.text, stops), "stop", usage)
         error = self._fault()
-        return Failure(error) if error else Completion(self.text, "length" if self.finish in LENGTH else "stop", usage)
+        return Failure(error) if error else self._completion(self.text, "length" if self.finish in LENGTH else "stop", usage)
+
+    def _completion(self, text: str, finish: str, usage: Usage) -> Completion:
+        """The answer, with the log-probabilities of the tokens that begin in it."""
+        if not self.chances:
+            return Completion(text, finish, usage)
+        begins = accumulate((len(token) for token, _ in self.chances), initial=0)
+        told = tuple(chance for begin, (_, chance) in zip(begins, self.chances, strict=False) if begin < len(text))
+        return Completion(text, finish, usage, logprobs=told)
 
     def _fault(self) -> ModelError | None:
         finish = self.finish
@@ -247,6 +259,25 @@ class Voice:
                 f"the answer has no content (finish_reason {finish or 'missing'})", retryable=not finish.endswith("calls")
             )
         return None
+
+
+def chances_of(told: Any) -> list[tuple[str, float]]:
+    """Tokens and their log-probabilities, as chats or as completions write them.
+
+    >>> chances_of({"content": [{"token": "a", "logprob": -0.5}]}), chances_of({"tokens": ["a"], "token_logprobs": [-0.5]})
+    ([('a', -0.5)], [('a', -0.5)])
+    """
+    if not isinstance(told, dict):
+        return []
+    parts, tokens, chances = (listed(told.get(name)) for name in ("content", "tokens", "token_logprobs"))
+    pairs = [(part.get("token"), part.get("logprob")) for part in parts if isinstance(part, dict)]
+    pairs += zip(tokens, chances, strict=False)
+    return [(str(token), float(chance)) for token, chance in pairs if isinstance(chance, (int, float))]
+
+
+def listed(value: Any) -> list[Any]:
+    """A list, or nothing."""
+    return value if isinstance(value, list) else []
 
 
 def joined(content: Any) -> str | None:

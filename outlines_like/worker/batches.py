@@ -15,7 +15,23 @@ from torch.nn.functional import pad
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from .rows import Row
+
+Text = tuple[tuple[int, ...], tuple[int, ...]]  # a prompt, and the prompt with what was written after it
 CACHE_NAMES = ("cache", "past_key_values")  # renamed in transformers 5
+
+
+def takes(model: Any) -> frozenset[str]:
+    """The names of what a model is given."""
+    return frozenset(inspect.signature(model.forward).parameters)
+
+
+def named_cache(model: Any) -> str:
+    """Under what name a model takes its memory."""
+    name = next((name for name in CACHE_NAMES if name in takes(model)), "")
+    if not name:
+        raise ValueError(f"{type(model).__name__} keeps its memory in a way of its own, which is not known here")
+    return name
 
 
 class Net:
@@ -24,12 +40,18 @@ class Net:
     def __init__(self, model: Any) -> None:
         self.model = model
         self.device = model.device
-        self._takes = frozenset(inspect.signature(model.forward).parameters)
-        self._cache_name = next((name for name in CACHE_NAMES if name in self._takes), "")
-        if not self._cache_name:
-            raise ValueError(f"{type(model).__name__} keeps its memory in a way of its own, which is not known here")
+        self._takes = takes(model)
+        self._cache_name = named_cache(model)
         # Only where every layer keeps all keys and values can batches be padded and joined.
         self.plain = all(type(layer) is DynamicLayer for layer in self.memory().layers)
+
+    def alike(self, row: Row) -> int:
+        """What rows that are read together have in common: their length, where it can't be padded."""
+        return 0 if self.plain else len(row.text)
+
+    def batch(self, texts: Sequence[Text]) -> Batch:
+        """Read texts."""
+        return Batch.read(self, [text for _, text in texts])
 
     def memory(self) -> Any:
         """An empty cache of the kinds of layers that the model has."""

@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
+from typing import Any
 
 import torch
 
 from ..requests import Completion
-from .batches import Batch, Net
+from .batches import Net
+from .pairs import Pair
 from .rows import Row
 from .scoring import Quiz, logarithms
 
 PREFILL = 1024  # tokens, with padding, that are read in one go: it bounds how long running rows wait for new ones
 
 
-def together(waiting: Iterable[Row], *, rows: int, room: int, even: bool) -> list[Row]:
-    """Which rows to read next: the oldest, and of those behind it the ones closest in length.
+def together(waiting: Iterable[Row], *, rows: int, room: int, alike: Callable[[Row], Any]) -> list[Row]:
+    """Which rows to read next: the oldest, and of those behind it that are ``alike`` the ones closest in length.
 
-    At most ``rows`` of them, holding at most ``room`` tokens together; only equally long ones if ``even``. Rows with
-    equal prompts count once, as the prompt is read once.
+    At most ``rows`` of them, holding at most ``room`` tokens together. Rows with equal prompts count once, as the prompt
+    is read once.
     """
-    window = list(islice(waiting, rows))
+    first = list(islice(waiting, rows))
+    window = [row for row in first if alike(row) == alike(first[0])]
     oldest = len(window[0].text) if window else 0
     group: list[Row] = []
     texts: set[tuple[int, ...]] = set()
     for row in sorted(window, key=lambda row: abs(len(row.text) - oldest)):
         both = texts | {row.text}
         wide = len(both) * max(map(len, both)) > PREFILL or (len(group) + 1) * max(r.size for r in [*group, row]) > room
-        if group and (wide or (even and len(row.text) != oldest)):
+        if group and wide:
             break
         group, texts = [*group, row], both
     return group
@@ -37,20 +40,25 @@ def together(waiting: Iterable[Row], *, rows: int, room: int, even: bool) -> lis
 class Cohort:
     """Rows and the batch they are decoded in."""
 
-    def __init__(self, rows: Sequence[Row], batch: Batch) -> None:
+    def __init__(self, rows: Sequence[Row], batch: Any) -> None:
         self.rows, self.batch = list(rows), batch
 
     @classmethod
-    def read(cls, net: Net, rows: Sequence[Row]) -> Cohort:
+    def read(cls, net: Net | Pair, rows: Sequence[Row]) -> Cohort:
         """Read the rows' prompts, each different one once."""
-        places = {text: place for place, text in enumerate(dict.fromkeys(row.text for row in rows))}
-        batch = Batch.read(net, list(places))
-        batch.select([places[row.text] for row in rows])
+        texts = [(row.ids, row.text) for row in rows]
+        places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+        batch = net.batch(list(places))
+        batch.select([places[text] for text in texts])
+        for row in rows:
+            row.seen = len(row.text)
         return cls(rows, batch)
 
     def extend(self) -> None:
-        """Read the tokens chosen last."""
-        self.batch.extend([row.tokens[-1] for row in self.rows])
+        """Read each row's next token."""
+        self.batch.extend([row.unread[0] for row in self.rows])
+        for row in self.rows:
+            row.seen += 1
 
     def keep(self, ids: set[int]) -> None:
         """Keep the rows named by ``ids``."""
@@ -67,9 +75,9 @@ class Cohort:
 
 
 class Cohorts:
-    """Runs rows of any decoder model: one batch where keys and values can be padded, else one for each length."""
+    """Runs rows of any model: one batch where keys and values can be padded, else one for each group of rows alike."""
 
-    def __init__(self, net: Net) -> None:
+    def __init__(self, net: Net | Pair) -> None:
         self._net, self._filling = net, False
         self._cohorts: list[Cohort] = []
         self.prefilled = 0
@@ -93,12 +101,12 @@ class Cohorts:
         left = room - len(running) * max((row.size for row in running), default=0)
         if not self._filling or (running and left < waiting[0].size):
             return []
-        group = together(waiting, rows=free, room=left, even=not self._net.plain)
+        group = together(waiting, rows=free, room=left, alike=self._net.alike)
         self._filling = len(group) < free
         return group
 
     def advance(self, group: Sequence[Row]) -> None:
-        """Read what each running row wrote last, and the texts of new rows."""
+        """Read the next token of each running row, and the texts of new rows."""
         for cohort in self._cohorts:
             cohort.extend()
         if group:
@@ -115,10 +123,9 @@ class Cohorts:
         """Score the first quiz's answers: each of their beginnings is read as a text of its own."""
         quiz = quizzes[0]
         texts = [quiz.text, *(quiz.text + tail[: k + 1] for tail in quiz.tails for k in range(len(tail)))]
-        if self._net.plain:
-            found = logarithms(Batch.read(self._net, texts).logits)
-        else:
-            found = torch.cat([logarithms(Batch.read(self._net, [text]).logits) for text in texts])
+        pairs = [(quiz.text, text) for text in texts]
+        groups = [pairs] if self._net.plain else [[pair] for pair in pairs]
+        found = torch.cat([logarithms(self._net.batch(group).logits) for group in groups])
         self.prefilled += sum(map(len, texts))
         parts = torch.split(found[1:], [len(tail) for tail in quiz.tails]) if quiz.tails else ()
         return [quiz.completion(found[0], dict(zip(quiz.tails, parts, strict=True)))]

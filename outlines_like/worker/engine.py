@@ -9,12 +9,14 @@ from typing import Any, Protocol
 
 import torch
 
-from ..errors import ModelError, WorkerError
+from ..errors import BadRequestError, ModelError, WorkerError
 from ..requests import Completion
+from .constraints import Grammars
 from .prompting import Reader
 from .rows import Habits, Row, open_row
 from .sampling import choose
 from .scoring import Quiz, open_quiz
+from .shaping import chances, shaped
 from .turns import in_turn
 from .wire import Answer, Ask, Fault, News
 
@@ -55,6 +57,7 @@ class Engine:
 
     def __init__(self, runner: Runner, reader: Reader, tokenizer: Any, habits: Habits, room: int) -> None:
         self.runner, self._reader, self._tokenizer, self._habits = runner, reader, tokenizer, habits
+        self._grammars = Grammars(tokenizer, habits.ends)
         self._most, self._room = ROWS, room
         self._waiting: deque[Row] = deque()
         self._quizzes: list[Quiz] = []
@@ -77,10 +80,8 @@ class Engine:
     def _open(self, ask: Ask) -> None:
         if "options" in ask.params:
             return self._quizzes.append(open_quiz(ask, self._reader, self._habits.context))
-        row = open_row(ask, self._reader, self._tokenizer, self._habits)
-        if row.limit <= 0:
-            row.close("length")
-        (self._ended if row.finish else self._waiting).append(row)
+        row = open_row(ask, self._reader, self._tokenizer, self._habits, self._grammars)
+        (self._ended if row.over else self._waiting).append(row)
 
     def drop(self, ids: Iterable[int]) -> None:
         """Forget rows that nobody waits for."""
@@ -92,10 +93,22 @@ class Engine:
     def step(self) -> News:
         """One token for every running row, after letting some waiting ones in; what there is to tell."""
         self._advance(self._admit())
-        if rows := self.runner.rows:
-            for row, token in zip(rows, choose(self.runner.logits, [row.draw for row in rows]), strict=True):
-                row.push(token)
+        self._choose()
         return self._report(self._score())
+
+    def _choose(self) -> None:
+        """Give each row that was read to its end its next token."""
+        rows = self.runner.rows
+        ready = [place for place, row in enumerate(rows) if not row.unread]
+        if not ready:
+            return
+        logits = self.runner.logits
+        if len(ready) < len(rows):
+            rows, logits = [rows[place] for place in ready], logits[ready]
+        found = choose(shaped(logits, rows), [row.draw for row in rows])
+        tokens = [row.due.pop(0) if row.due else token for row, token in zip(rows, found, strict=True)]
+        for row, token, chance in zip(rows, tokens, chances(logits, rows, tokens), strict=True):
+            row.push(token, chance)
 
     def _score(self) -> list[Answer]:
         self._quizzes = in_turn(self._quizzes)
@@ -137,8 +150,10 @@ class Engine:
 
     def _report(self, scores: list[Answer]) -> News:
         rows = self.runner.rows
-        answers = scores + [Answer(row.id, completion) for row in [*self._ended, *rows] if (completion := row.news())]
-        self.runner.keep([row for row in rows if not row.finish])
+        told = [*self._ended, *rows]
+        answers = scores + [Answer(row.id, completion) for row in told if (completion := row.news())]
+        self._faults += [Fault(row.id, BadRequestError.__name__, row.fault) for row in told if row.fault]
+        self.runner.keep([row for row in rows if not row.over])
         faults, self._faults, self._ended = self._faults, [], []
         if self.idle:
             self._most = ROWS

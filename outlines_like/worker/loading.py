@@ -8,19 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from .batches import Batch, Net
+from .batches import Net
 from .cohorts import Cohorts
 from .engine import Engine, Runner
 from .fetching import checked, fetched
 from .linears import reorder
+from .pairs import Pair
 from .prompting import Reader
 from .rows import Habits
 from .sampling import Taste
 from .slots import Slots, packable
 from .wire import Setup
 
+CONTEXTS = ("max_position_embeddings", "n_positions")  # where a configuration says how far a model reads
 SHARE = 4  # keys and values of all workers may take one part in so many of the memory that is free at the start
 
 
@@ -34,20 +36,22 @@ def load(setup: Setup, enter: Callable[[str], None] = lambda stage: None) -> Eng
     # All files are there: nothing more is asked of the hub.
     safe: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
     tokenizer = AutoTokenizer.from_pretrained(folder, **safe)
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype(setup.dtype), use_safetensors=None if setup.pickled else True, **safe
-    )
-    if model.config.is_encoder_decoder:
-        raise ValueError(f"{setup.path} is an encoder-decoder model; only decoder models can be loaded so far")
+    paired = AutoConfig.from_pretrained(folder, **safe).is_encoder_decoder
+    kind: Any = AutoModelForSeq2SeqLM if paired else AutoModelForCausalLM
+    weights = {"dtype": dtype(setup.dtype), "use_safetensors": None if setup.pickled else True}
+    model = kind.from_pretrained(folder, **weights, **safe).to(device(setup.device))
     enter("trying it out")
-    net = Net(model.to(device(setup.device)))
+    said = habits(model, tokenizer)
+    net = Pair(model, said.starts) if paired else Net(model)
     room = spare(net.device) // (SHARE * setup.workers)
-    weight = max(1, Batch.read(net, [[0]]).weight)
-    return Engine(runner(net, room // 8), Reader(tokenizer, setup.raw), tokenizer, habits(model, tokenizer), room // weight)
+    weight = max(1, net.batch([((0,), (0,))]).weight)
+    return Engine(runner(net, room // 8), Reader(tokenizer, setup.raw), tokenizer, said, room // weight)
 
 
-def runner(net: Net, room: int) -> Runner:
+def runner(net: Net | Pair, room: int) -> Runner:
     """What runs rows of a model fastest. Prefixes kept for later calls may take ``room`` bytes."""
+    if isinstance(net, Pair):
+        return Cohorts(net)
     packed = packable(net)
     reorder(net.model)
     return Slots(packed, room) if packed else Cohorts(net)
@@ -87,12 +91,22 @@ def spare(place: torch.device) -> int:
 
 def habits(model: Any, tokenizer: Any) -> Habits:
     """What the checkpoint's own files say."""
-    wishes = model.generation_config
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or tokenizer.model_max_length
+    wishes, config = model.generation_config, model.config.get_text_config()
+    context = next((size for name in CONTEXTS if (size := getattr(config, name, None))), tokenizer.model_max_length)
     ends = wishes.eos_token_id if isinstance(wishes.eos_token_id, list) else [wishes.eos_token_id]
     known = frozenset(token for token in (*ends, tokenizer.eos_token_id) if token is not None)
-    taste = Taste(wishes.temperature or 1.0, wishes.top_k or 0, wishes.top_p or 1.0) if wishes.do_sample else Taste()
-    return Habits(int(context), known, taste)
+    penalty = wishes.repetition_penalty or 1.0
+    drawn = (wishes.temperature or 1.0, wishes.top_k or 0, wishes.top_p or 1.0, wishes.min_p or 0.0)
+    taste = Taste(*drawn, penalty) if wishes.do_sample else Taste(penalty=penalty)
+    return Habits(int(context), known, taste, starts(model) if model.config.is_encoder_decoder else ())
+
+
+def starts(model: Any) -> tuple[int, ...]:
+    """What an encoder-decoder model's answers begin after."""
+    wishes, config = model.generation_config, model.config
+    first = [wishes.decoder_start_token_id, config.decoder_start_token_id, wishes.bos_token_id, config.pad_token_id]
+    begun = [next((token for token in first if token is not None), 0), wishes.forced_bos_token_id]
+    return tuple(token for token in begun if token is not None)
 
 
 def convert(gguf: Path, target: Path) -> None:

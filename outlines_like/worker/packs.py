@@ -51,13 +51,20 @@ class Piece(NamedTuple):
 
 
 class Pack:
-    """Pieces in one pass. Those that go on in their slots, with one token each, come first, in the slots' order.
+    """Pieces in one pass. The first ``going`` go on in the first slots, with one token each; others may go on with several.
 
     Logits are wanted after the last token of each piece, or after every token.
     """
 
     def __init__(
-        self, pieces: Sequence[Piece], store: Store, slots: Tensor | None = None, *, device: Any = None, every: bool = False
+        self,
+        pieces: Sequence[Piece],
+        store: Store,
+        slots: Tensor | None = None,
+        *,
+        going: int = 0,
+        device: Any = None,
+        every: bool = False,
     ) -> None:
         self._store, self._slots, self._device = store, slots, device
         lengths = [len(piece.ids) for piece in pieces]
@@ -68,8 +75,8 @@ class Pack:
         offsets = [piece.share.length for piece in pieces for _ in piece.ids]
         self.positions = self.cols + self._tensor(offsets)
         self.lasts = self._tensor(range(ends[-1]) if every else [end - 1 for end in ends])
-        self._going = sum(piece.start > 0 for piece in pieces)
-        self._spans = [(end - n, end) for n, end in zip(lengths, ends, strict=True)][self._going :]
+        self._going = going
+        self._spans = [(slice(end - n, end), piece) for n, end, piece in zip(lengths, ends, pieces, strict=True)][going:]
         self._starts = [piece.start for piece in pieces[: self._going]]
         self._shares = self._grouped(pieces, ends)
         self._mask: Tensor | None = None
@@ -95,14 +102,20 @@ class Pack:
         weight = torch.empty(count, query.shape[0], dtype=wide(query.dtype), device=query.device)
         if self._going:
             self._decode(layer, query, scale, found, weight)
-        for begin, end in self._spans:
-            part = slice(begin, end)
+        for part, piece in self._spans:
             found[part], weight[part] = causal(query[:, part], key[:, part], value[:, part], scale)
+            if piece.start:
+                more, its = shared(query[:, part], self._own(layer, piece), scale)
+                merge(found, weight, part, more, its)
+                weight[part] = torch.logaddexp(weight[part], its)
         for share, those in self._shares:
-            more, its = shared(query[:, those], share.layer(layer), scale)
-            ratio = torch.sigmoid(weight[those] - its)[..., None]
-            found[those] = torch.lerp(more, found[those], ratio.to(found.dtype))
+            merge(found, weight, those, *shared(query[:, those], share.layer(layer), scale))
         return found
+
+    def _own(self, layer: int, piece: Piece) -> Tensor:
+        """Keys and values of a piece's own tokens before it."""
+        assert self._slots is not None
+        return self._slots[layer, :, piece.slot, None, :, : piece.start]
 
     def _decode(self, layer: int, query: Tensor, scale: float | None, found: Tensor, weight: Tensor) -> None:
         """One query a row, over the row's own slot."""
@@ -115,6 +128,12 @@ class Pack:
             self._mask = lower(self.cols[:count], length, query.dtype)
         out, its = attention(packed, keys, values, scale, mask=self._mask)
         found[:count], weight[:count] = out.flatten(1, 2), its.flatten(1, 2)
+
+
+def merge(found: Tensor, weight: Tensor, those: Tensor | slice, more: Tensor, its: Tensor) -> None:
+    """Add to what ``those`` tokens gathered what they gather elsewhere, each with the logarithm of its sum."""
+    ratio = torch.sigmoid(weight[those] - its)[..., None]
+    found[those] = torch.lerp(more, found[those], ratio.to(found.dtype))
 
 
 def lower(lasts: Tensor, length: int, dtype: torch.dtype) -> Tensor:

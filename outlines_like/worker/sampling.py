@@ -16,11 +16,14 @@ HEAD = 1024  # tokens looked at first when a nucleus is cut: sorting a whole voc
 
 @dataclass(frozen=True, slots=True)
 class Taste:
-    """How a row's tokens are drawn. ``top_k`` 0 and ``top_p`` 1 mean off; ``temperature`` 0 takes the likeliest."""
+    """How a row's tokens are drawn. ``top_k`` 0, ``top_p`` 1, ``min_p`` 0 and ``penalty`` 1 mean off; ``temperature`` 0 takes
+    the likeliest."""
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    penalty: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,7 @@ def invert(chances: Tensor, uniforms: Sequence[float]) -> list[int]:
 
 
 def probabilities(logits: Tensor, tastes: Sequence[Taste]) -> Tensor:
-    """What each row draws from: temperature first, then the best k, then the nucleus."""
+    """What each row draws from: temperature first, then the best k, then the nucleus, then what is not far below the best."""
     scores = (logits - logits.amax(-1, keepdim=True)).div_(_column(logits, [taste.temperature for taste in tastes]))
     few = [row for row, taste in enumerate(tastes) if 0 < taste.top_k < scores.shape[-1]]
     if few:
@@ -92,6 +95,9 @@ def probabilities(logits: Tensor, tastes: Sequence[Taste]) -> Tensor:
     cut = [row for row, taste in enumerate(tastes) if taste.top_p < 1]
     if cut:
         chances[cut] = nucleus(chances[cut], [tastes[row].top_p for row in cut])
+    high = [row for row, taste in enumerate(tastes) if taste.min_p > 0]
+    if high:
+        chances[high] = likely(chances[high], [tastes[row].min_p for row in high])
     return chances
 
 
@@ -110,6 +116,11 @@ def nucleus(chances: Tensor, masses: Sequence[float]) -> Tensor:
         ordered = chances.sort(descending=True).values
     last = (ordered.cumsum(-1) < wanted).sum(-1, keepdim=True).clamp_(max=ordered.shape[-1] - 1)
     return chances.where(chances >= ordered.gather(-1, last), 0.0)
+
+
+def likely(chances: Tensor, shares: Sequence[float]) -> Tensor:
+    """Keep each row's tokens that have at least its share of the chance of the likeliest."""
+    return chances.where(chances >= chances.amax(-1, keepdim=True) * _column(chances, shares), 0.0)
 
 
 def _column(like: Tensor, values: Sequence[float]) -> Tensor:

@@ -166,11 +166,20 @@ class Outlook:
 
 @dataclass(slots=True, eq=False)
 class Seat:
-    """A running row, the prefix that it shares, and how many tokens of its own stand in its slot."""
+    """A running row, the text it came with, the prefix that it shares, and how many tokens of its own stand in its slot."""
 
     row: Row
+    text: Tokens
     share: Share
     length: int
+
+    def __post_init__(self) -> None:
+        self.row.seen = self.share.length + self.length
+
+    def grow(self) -> None:
+        """All of the row was read."""
+        self.length += len(self.row.unread)
+        self.row.seen = self.share.length + self.length
 
 
 class Slots:
@@ -212,27 +221,40 @@ class Slots:
     def advance(self, group: Sequence[Row]) -> None:
         """Read what each running row wrote last, and the texts of new rows, each different one once."""
         fresh = self._fork(group)
-        going = [Piece((seat.row.last,), slot, seat.length, seat.share) for slot, seat in enumerate(self._seats)]
+        going, more = self._going()
         texts = self._opened(fresh)
-        logits = self._read([*going, *texts.values()])
-        self._seats += [Seat(row, texts[row.text].share, len(texts[row.text].ids)) for row in fresh]
+        logits = self._read([*going, *more, *texts.values()], len(going))
+        for seat in self._seats:
+            seat.grow()
+        self._seats += [Seat(row, row.text, texts[row.text].share, len(texts[row.text].ids)) for row in fresh]
         self._copy({slot: texts[row.text].slot for slot, row in enumerate(fresh, len(going))})
-        places = {text: place for place, text in enumerate(texts, len(going))}
-        self.logits = logits[[*range(len(going)), *(places[row.text] for row in fresh)]]
-        for seat in self._seats[: len(going)]:
-            seat.length += 1
+        ends = {piece.slot: place for place, piece in enumerate([*going, *more])}
+        places = {text: place for place, text in enumerate(texts, len(going) + len(more))}
+        self.logits = logits[[*ends.values(), *(places[row.text] for row in fresh)]]
+
+    def _going(self) -> tuple[list[Piece], list[Piece]]:
+        """What running rows go on with: one token each, and what some have beyond that."""
+        unread = [seat.row.unread for seat in self._seats]
+        pairs = list(zip(unread, self._seats, strict=True))
+        going = [Piece(ids[:1], slot, seat.length, seat.share) for slot, (ids, seat) in enumerate(pairs)]
+        more = [Piece(ids[1:], slot, seat.length + 1, seat.share) for slot, (ids, seat) in enumerate(pairs) if len(ids) > 1]
+        return going, more
 
     def _fork(self, group: Sequence[Row]) -> list[Row]:
         """Give rows a copy of a slot if a running row began with the same text, of which only the end is read again.
 
         Return the other rows.
         """
-        known = {seat.row.ids: slot for slot, seat in enumerate(self._seats) if len(seat.row.ids) > seat.share.length + 1}
+        if not group:
+            return []
+        known = {seat.text: slot for slot, seat in enumerate(self._seats) if len(seat.text) > seat.share.length + 1}
         forks = [row for row in group if row.text in known]
         self._reserve(len(self._seats) + len(group), 0)
         self._copy({slot: known[row.text] for slot, row in enumerate(forks, len(self._seats))})
         shares = [self._seats[known[row.text]].share for row in forks]
-        self._seats += [Seat(row, share, len(row.ids) - share.length - 1) for row, share in zip(forks, shares, strict=True)]
+        self._seats += [
+            Seat(row, row.text, share, len(row.text) - share.length - 1) for row, share in zip(forks, shares, strict=True)
+        ]
         self.prefilled += len(forks)
         return [row for row in group if row.text not in known]
 
@@ -286,7 +308,7 @@ class Slots:
         each = iter(torch.split(found, [len(tail.ids) for tail in tails]))
         return [{tail: next(each) for tail in quiz.tails} for quiz in quizzes]
 
-    def _read(self, pieces: Sequence[Piece]) -> Tensor:
+    def _read(self, pieces: Sequence[Piece], going: int) -> Tensor:
         self._reserve(0, max(piece.start + len(piece.ids) for piece in pieces))
         memory, places = self._memory, list[Tensor]()
 
@@ -295,7 +317,7 @@ class Slots:
             memory[layer, 0, rows, :, cols] = key.transpose(0, 1)
             memory[layer, 1, rows, :, cols] = value.transpose(0, 1)
 
-        pack = Pack(pieces, store, memory, device=self._net.device)
+        pack = Pack(pieces, store, memory, going=going, device=self._net.device)
         places += pack.rows, pack.cols  # not the pack: a circle would hold the memory until it is found
         return self._net.read(pack)
 

@@ -51,6 +51,11 @@ class Transcript:
         self._text += self._detokenizer.push(token)
 
     @property
+    def length(self) -> int:
+        """Characters so far."""
+        return len(self._text)
+
+    @property
     def stopped(self) -> bool:
         """Whether a stop string ended the text."""
         return ended(self._text, self._stops)
