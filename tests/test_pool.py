@@ -231,8 +231,9 @@ async def test_a_nursery_that_dies_costs_its_workers_and_no_answer(pool: Any) ->
     reading = asyncio.ensure_future(answers(one, *["slow echo b"] * 50))
     while not any(worker.jobs for worker in one._workers):
         await asyncio.sleep(0.01)
-    (nursery,) = psutil.Process().children()
-    os.kill(nursery.pid, signal.SIGKILL)
+    nursery = psutil.Process(one._workers[0].pid).parent()
+    assert nursery
+    nursery.kill()
     assert await reading == ["slow echo b"] * 50
 
 
