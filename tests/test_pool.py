@@ -114,10 +114,13 @@ async def test_a_row_that_kills_its_workers_fails_alone_and_the_next_call_works(
     assert await answers(one, "echo again") == ["echo again"]
 
 
-async def test_a_row_alone_is_blamed_after_two_deaths(pool: Any) -> None:
+@pytest.mark.parametrize(("way", "deaths"), [("exit", 2), ("segv", 2), ("kill", 4)])
+async def test_a_row_alone_is_blamed_after_two_deaths_and_later_where_somebody_else_may_have_killed(
+    pool: Any, way: str, deaths: int
+) -> None:
     one = pool()
-    assert isinstance((await answers(one, "die"))[0], WorkerError)
-    assert (one.counts.started, one.counts.died) == (2, 2)
+    assert isinstance((await answers(one, f"die by {way}"))[0], WorkerError)
+    assert (one.counts.started, one.counts.died) == (deaths, deaths)
 
 
 async def test_text_that_was_shown_is_not_taken_back_when_its_worker_dies(pool: Any, tmp_path: Path) -> None:
@@ -231,8 +234,9 @@ async def test_a_nursery_that_dies_costs_its_workers_and_no_answer(pool: Any) ->
     reading = asyncio.ensure_future(answers(one, *["slow echo b"] * 50))
     while not any(worker.jobs for worker in one._workers):
         await asyncio.sleep(0.01)
-    (nursery,) = psutil.Process().children()
-    os.kill(nursery.pid, signal.SIGKILL)
+    nursery = psutil.Process(one._workers[0].pid).parent()
+    assert nursery
+    nursery.kill()
     assert await reading == ["slow echo b"] * 50
 
 
@@ -250,7 +254,7 @@ async def kill(pool: Pool, count: int, dice: random.Random) -> int:
     """Kill busy workers at random moments."""
     for number in range(1, count + 1):
         while pool.counts.died < number:
-            await asyncio.sleep(dice.expovariate(10))
+            await asyncio.sleep(dice.expovariate(5))
             busy = [worker.pid for worker in pool._workers if worker.ready and worker.jobs]
             if busy and pool.counts.died < number:
                 os.kill(dice.choice(busy), signal.SIGKILL)

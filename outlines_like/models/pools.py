@@ -22,6 +22,7 @@ from .queues import WINDOW, Job, Queue
 from .workers import Worker
 
 FOLLOWERS = 8  # rows that follow a beginning they share to the worker that has read it, even if others have less to do
+DOUBTS = 3  # times that a row may have been killed by somebody outside while it ran alone
 NUMBERS = count()
 
 
@@ -152,14 +153,14 @@ class Pool:
     def _rescue(self, worker: Worker, code: int) -> None:
         """Queue the rows of a dead worker again; one that was alone with it, not for the first time, is to blame.
 
-        What was killed may have been killed by somebody outside, so that is believed only the second time.
+        What was killed may have been killed by somebody outside, again and again, so that is believed late.
         """
         jobs = list(worker.jobs.values())
         outside = code == -signal.SIGKILL and not worker.hung
         for job in jobs:
             job.deaths += 1
             job.lonely += len(jobs) == 1
-        if len(jobs) == 1 and jobs[0].deaths > 1 and jobs[0].lonely > outside:
+        if len(jobs) == 1 and jobs[0].deaths > 1 and jobs[0].lonely > (DOUBTS if outside else 0):
             jobs[0].fail(WorkerError(f"this row killed every worker that held it (the last one: {worker.story}"))
         else:
             self._queue.again(jobs)
