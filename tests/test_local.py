@@ -21,7 +21,7 @@ import pytest
 
 import outlines_like as ol
 from outlines_like import bridge
-from outlines_like.errors import NotFoundError, WorkerError
+from outlines_like.errors import BadRequestError, NotFoundError, WorkerError
 from outlines_like.models import boxes, local
 from outlines_like.models.pools import Pool
 
