@@ -1,24 +1,32 @@
 """Local models against transformers' own ways of running them: tokens a second, side by side. Run it with `make bench-local`.
 
-`python benchmarks/local.py [ROUNDS]`. Every figure is the median of rounds taken in turn, ours and theirs one after the
-other on the same two cores; compare ratios, not seconds. Where a peer is slow it answers only some of the prompts, since
-its rate does not depend on how many there are. The last column is what is left when the processor is shared with others:
-rates by the processor time that each side took. W1: 128 prompts of 10 to 200 tokens, greedy, up to 64 new tokens. W2: 16
-questions after one prefix of about 700 tokens, 20 samples each. W3: 512 yes-or-no questions, scores only. W4: W1's first
-32 prompts, watched.
+`python benchmarks/local.py [ROUNDS] [--peer-venv=FOLDER] [--odd]`. Every figure is the median of rounds taken in turn, ours
+and theirs one after the other on the same two cores; compare ratios, not seconds. Where a peer is slow it answers only some
+of the prompts, since its rate does not depend on how many there are. The fifth column is what is left when the processor is
+shared with others: rates by the processor time that each side took; the last one is the most memory that our worker took.
+W1: 128 prompts of 10 to 200 tokens, greedy, up to 64 new tokens. W2: 16 questions after one prefix of about 700 tokens, 20
+samples each. W3: 512 yes-or-no questions, scores only. W4: W1's first 32 prompts, watched. `--peer-venv` names a virtual
+environment with vLLM in it, which is asked last (see `vllm_peer.py`); `--odd` runs W1's first 32 prompts on a small random
+GPT-NeoX too.
 """
 
+import argparse
 import gc
+import json
 import os
 import statistics
-import sys
+import subprocess
+import tempfile
+import threading
 import time
+from contextlib import contextmanager
+from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import psutil
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPTNeoXConfig
 from workloads import few_shot, short_prompts, yes_or_no
 
 import outlines_like as ol
@@ -32,9 +40,9 @@ ENDS = [2, 198]  # <|im_end|> and a line break
 class Peer:
     """The same model in this process, as transformers runs it."""
 
-    def __init__(self, dtype):
-        self.tokenizer = AutoTokenizer.from_pretrained(smollm2(), padding_side="left", pad_token="<|im_end|>")
-        self.model = AutoModelForCausalLM.from_pretrained(smollm2(), dtype=getattr(torch, dtype))
+    def __init__(self, dtype, folder):
+        self.tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left", pad_token="<|im_end|>")
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
 
     def padded(self, prompts):
         """Batches of 32, sorted by length and padded."""
@@ -74,8 +82,8 @@ class Peer:
 class Ours:
     """The model of this library, in its worker."""
 
-    def __init__(self, dtype):
-        self.model = ol.models.transformers("smollm2-135m", raw=True, dtype=dtype, max_tokens=64)
+    def __init__(self, dtype, folder):
+        self.model = ol.models.transformers(folder, raw=True, dtype=dtype, max_tokens=64)
 
     def greedy(self, prompts):
         """New tokens."""
@@ -128,6 +136,25 @@ def rates(work, prompts):
     return count / (time.perf_counter() - start), 2 * count / (busy() - used)
 
 
+@contextmanager
+def watched_memory(found):
+    """Add to ``found`` the most MiB that a worker took meanwhile."""
+    done, most = threading.Event(), [0]
+
+    def watch():
+        while not done.wait(0.05):
+            most.append(max((process.memory_info().rss for process in processes()[1:]), default=0))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        found.append(max(most) / 2**20)
+
+
 def gemm(dtype):
     """Multiplications and additions a second, in the shape of the model's largest layer."""
     left, right = torch.randn(256, 576, dtype=dtype), torch.randn(576, 1536, dtype=dtype)
@@ -142,38 +169,81 @@ def gemm(dtype):
 
 def compare(name, ours, theirs, rounds):
     """A line of the table: medians of both, taken in turn."""
-    pairs = [(*rates(*theirs), *rates(*ours)) for _ in range(rounds)]
+    pairs, memory = [], []
+    for _ in range(rounds):
+        their_rates = rates(*theirs)
+        with watched_memory(memory):
+            pairs.append((*their_rates, *rates(*ours)))
     peer, peer_cpu, own, own_cpu = (statistics.median(column) for column in zip(*pairs, strict=True))
-    print(f"| {name} | {own:.1f} | {peer:.1f} | {own / peer:.1f} | {own_cpu / peer_cpu:.1f} |", flush=True)
+    print(f"| {name} | {own:.1f} | {peer:.1f} | {own / peer:.1f} | {own_cpu / peer_cpu:.1f} | {max(memory):.0f} |", flush=True)
     return own
 
 
-def main(rounds=3):
+def watch(ours, prompts):
+    """Two lines about a stream."""
+    start = time.perf_counter()
+    ours.model(prompts, temperature=0, max_tokens=1)
+    once = time.perf_counter() - start
+    eager = rates(ours.greedy, prompts)
+    first, whole = ours.watched(prompts)
+    print(f"W4: all {len(prompts)} rows began within {first:.2f} s ({first / once:.1f} times a call for one token each)")
+    print(f"W4: {tokens(ours.model.complete(prompts, temperature=0)) / whole:.1f} tokens/s watched, {eager[0]:.1f} not")
+
+
+def odd(dtype, prompts):
+    """A line about another kind of model."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = AutoTokenizer.from_pretrained(smollm2())
+        words.save_pretrained(folder)
+        sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 8}
+        config = GPTNeoXConfig(vocab_size=len(words), max_position_embeddings=1024, **sizes)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        peer, ours = Peer(dtype, folder), Ours(dtype, folder)
+        compare("W1 tokens/s on a random GPT-NeoX; `generate`", (ours.greedy, prompts), (peer.greedy, prompts), 1)
+        ours.model.close()
+
+
+def vllm(venv, dtype, own):
+    """Lines about vLLM."""
+    command = [Path(venv) / "bin" / "python", Path(__file__).with_name("vllm_peer.py"), smollm2(), dtype, ",".join(own)]
+    done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True)
+    for line in done.stdout.splitlines():
+        if line.startswith("{"):
+            found = json.loads(line)
+            print(
+                f"vLLM {found['name']}: {found['rate']:.1f} a second; ours is {own[found['name']] / found['rate']:.1f} times it"
+            )
+
+
+def main(rounds, venv, more):
     """Print the table."""
     dtype = precision("auto", False)
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    peer, ours = Peer(dtype), Ours(dtype)
+    peer, ours = Peer(dtype, smollm2()), Ours(dtype, smollm2())
     short, long, asked = short_prompts(), few_shot(), yes_or_no()
     with ol.cache.disabled():
         ours.greedy(short[:4]), peer.greedy(short[:4])
         rate = gemm(getattr(torch, dtype))
         most = rate / PARAMETERS / 2
         print(f"{dtype}, {rate / 1e9:.0f} GFLOP/s here now: at most {most:.0f} tokens/s; load {os.getloadavg()[0]:.1f}")
-        print("| workload | ours | peer | ratio | by processor time |\n|---|---|---|---|---|")
-        own = compare("W1 tokens/s; `generate`, sorted, padded, 32", (ours.greedy, short), (peer.greedy, short), rounds)
-        compare("W2 tokens/s; `num_return_sequences=20`", (ours.samples, long), (peer.samples, long[:1]), rounds)
-        compare("W3 rows/s; padded batches of 32", (ours.scores, asked), (peer.scores, asked[:64]), rounds)
-        start = time.perf_counter()
-        ours.model(short[:32], temperature=0, max_tokens=1)
-        once = time.perf_counter() - start
-        eager = rates(ours.greedy, short[:32])
-        first, whole = ours.watched(short[:32])
-        print(f"W4: all 32 rows began within {first:.2f} s ({first / once:.1f} times a call for one token each)")
-        print(f"W4: {tokens(ours.model.complete(short[:32], temperature=0)) / whole:.1f} tokens/s watched, {eager[0]:.1f} not")
-        worker = max(process.memory_info().rss for process in processes()[1:])
-        print(f"memory: worker {worker / 2**20:.0f} MiB; W1 is {own / most:.2f} of what the processor can do")
-        print(f"load at the end {os.getloadavg()[0]:.1f}")
+        print("| workload | ours | peer | ratio | by processor time | MiB |\n|---|---|---|---|---|---|")
+        own = {
+            "W1": compare("W1 tokens/s; `generate`, sorted, padded, 32", (ours.greedy, short), (peer.greedy, short), rounds),
+            "W2": compare("W2 tokens/s; `num_return_sequences=20`", (ours.samples, long), (peer.samples, long[:1]), rounds),
+            "W3": compare("W3 rows/s; padded batches of 32", (ours.scores, asked), (peer.scores, asked[:64]), rounds),
+        }
+        watch(ours, short[:32])
+        if more:
+            odd(dtype, short[:32])
+        print(f"W1 is {own['W1'] / most:.2f} of what the processor can do; load at the end {os.getloadavg()[0]:.1f}")
+    ours.model.close()
+    if venv:
+        vllm(venv, dtype, own)
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    given = argparse.ArgumentParser(description=__doc__)
+    given.add_argument("rounds", nargs="?", type=int, default=3)
+    given.add_argument("--peer-venv")
+    given.add_argument("--odd", action="store_true")
+    main(given.parse_args().rounds, given.parse_args().peer_venv, given.parse_args().odd)

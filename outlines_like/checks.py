@@ -19,3 +19,14 @@ def count(name: str, value: Any, least: int = 1) -> int:
     if isinstance(value, bool) or number < least:
         raise ValueError(f"{name}={value!r}; it takes a whole number of at least {least}")
     return number
+
+
+def seconds(name: str, value: Any) -> float:
+    """A time longer than none.
+
+    >>> seconds("timeout", 2)
+    2.0
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ValueError(f"{name}={value!r}; it takes a number of seconds above 0")
+    return float(value)

@@ -1,8 +1,9 @@
 """Stands for a worker process: speaks its language without torch, and does what prompts tell it.
 
-"echo ..." is answered at once, "hold" never; "die" ends the process, "die once FILE" only if FILE is not there yet;
-"how many?" tells how many rows it was given and how many of them were cancelled; "partial FILE" shows some text, dies the
-first time, and shows less before it answers the second time.
+"echo ..." is answered at once, "slow echo ..." after a moment, "hold" never, "count N" with a text that grows. "die" ends
+the process, "die once FILE WAY" only if FILE is not there yet, "die by WAY" in that way, "stop" lets it hang. "how many?"
+tells how many rows it was given and how many of them were cancelled; "partial FILE" shows some text, dies the first time,
+and shows less before it answers the second time. The model "/refused" can't be loaded, "/never" takes for ever.
 """
 
 from __future__ import annotations
@@ -11,10 +12,26 @@ import os
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 
 from outlines_like.requests import Completion
-from outlines_like.worker.wire import LENGTH, Answer, Ask, Cancel, Fault, News, Ready, Rows, ask_of, frame, order_of
+from outlines_like.worker.nursery import tend
+from outlines_like.worker.wire import (
+    LENGTH,
+    Answer,
+    Ask,
+    Cancel,
+    Fault,
+    News,
+    Ready,
+    Refused,
+    Rows,
+    Setup,
+    ask_of,
+    frame,
+    order_of,
+)
 
 
 def first_time(file: str) -> bool:
@@ -26,9 +43,18 @@ def first_time(file: str) -> bool:
     return True
 
 
-def die() -> None:
-    """End as the out-of-memory killer would have it."""
-    os.kill(os.getpid(), signal.SIGKILL)
+def die(way: str = "kill") -> None:
+    """End, by default as the out-of-memory killer would have it."""
+    match way:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "segv":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        case "exit":
+            os._exit(3)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+    raise RuntimeError("as the script says")
 
 
 class Actor:
@@ -48,8 +74,23 @@ class Actor:
         match ask.prompt.split():
             case ["die"]:
                 die()
-            case ["die", "once", file]:
-                die() if first_time(file) else self.say(ask, "alive")
+            case ["die", "once", file, *way]:
+                die(*way) if first_time(file) else self.say(ask, "alive")
+            case ["die", "by", way]:
+                die(way)
+            case ["die", "after", count, "lines"]:
+                print(*(f"line {number}" for number in range(int(count))), sep="\n", file=sys.stderr, flush=True)
+                die("exit")
+            case ["stop"]:
+                die("stop")
+            case ["stop", "once", file]:
+                die("stop") if first_time(file) else self.say(ask, "alive")
+            case ["slow", *_]:
+                time.sleep(0.003)
+                self.say(ask, ask.prompt)
+            case ["count", _]:
+                for number in range(100):
+                    self.say(ask, " ".join(map(str, range(number + 1))), done=number == 99)
             case ["partial", file]:
                 self.show(ask, first_time(file))
             case ["how", "many?"]:
@@ -78,9 +119,12 @@ def main(descriptor: int) -> None:
                 actor.obey(ask_of(row))
         elif isinstance(order, Cancel):
             actor.cancelled += len(order.ids)
-        else:
-            wire.sendall(frame(Ready()))
+        elif isinstance(order, Setup) and order.path == "/refused":
+            wire.sendall(frame(Refused("NotFoundError", "no such model", "Look again.")))
+            break
+        elif isinstance(order, Setup) and order.path != "/never":
+            wire.sendall(frame(Ready(os.getpid())))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    tend(socket.socket(fileno=int(sys.argv[1])), main)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import random
@@ -13,162 +12,22 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator
-from contextlib import aclosing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from msgspec.structs import replace
 
 import outlines_like as ol
 from outlines_like import bridge
-from outlines_like.errors import BadRequestError, ContextLengthError, NotFoundError, WorkerError
-from outlines_like.events import last_values
-from outlines_like.models import boxes, local, pools
+from outlines_like.errors import BadRequestError, NotFoundError, WorkerError
+from outlines_like.models import boxes, local
 from outlines_like.models.pools import Pool
-from outlines_like.requests import Completion, Request, Terms
-from outlines_like.worker.wire import Setup
 
 from .models_for_tests import byte_level, saved, tiny
 
 ACTOR = Path(__file__).with_name("scripted_worker.py")
-
-
-def request(prompt: Any, sample: int = 0, live: bool = False) -> Request:
-    return Request("here", "m", prompt, {}, 0, sample, Terms(live=live))
-
-
-@pytest.fixture
-async def pool(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
-    """Makes pools of scripted workers on this test's own loop, and closes them."""
-    monkeypatch.setattr(pools, "command", lambda fd: [sys.executable, str(ACTOR), fd])
-    made: list[Pool] = []
-
-    def make(workers: int = 1) -> Pool:
-        made.append(Pool(Setup("/model", "auto", "auto", False, workers)))
-        return made[-1]
-
-    yield make
-    for one in made:
-        await one.aclose()
-        assert not one._workers
-
-
-async def answers(pool: Pool, *prompts: Any) -> list[Any]:
-    values = await last_values(pool.run([request(prompt) for prompt in prompts]), len(prompts))
-    return [value.text if isinstance(value, Completion) else value.error for value in values]
-
-
-# The pool, with workers that follow a script
-
-
-async def test_rows_are_answered_in_their_own_places(pool: Any) -> None:
-    prompts = [f"echo {number}" for number in range(1000)]
-    assert await answers(pool(2), *prompts) == prompts
-
-
-async def test_no_rows_start_no_worker(pool: Any) -> None:
-    empty = pool()
-    assert await answers(empty) == []
-    assert not empty._seats
-
-
-async def test_several_calls_share_one_worker(pool: Any) -> None:
-    one = pool()
-    got = await asyncio.gather(*(answers(one, f"echo {call}", "echo who") for call in range(8)))
-    assert [first for first, _ in got] == [f"echo {call}" for call in range(8)]
-    assert len({who for _, who in got}) == 1
-
-
-async def test_workers_share_the_rows(pool: Any) -> None:
-    two = pool(2)
-    async with aclosing(two.run([request("hold", sample) for sample in range(100)])) as bursts:
-        reading = asyncio.ensure_future(anext(bursts))
-        while sum(len(worker.jobs) for worker in two._workers) < 100:
-            await asyncio.sleep(0.01)
-        assert [len(worker.jobs) for worker in two._workers] == [50, 50]
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
-
-
-async def test_a_worker_killed_in_a_batch_is_replaced_and_its_rows_are_done_again(pool: Any, tmp_path: Path) -> None:
-    got = await answers(pool(), *["echo a"] * 4, f"die once {tmp_path / 'mark'}", *["echo b"] * 3)
-    assert got == [*["echo a"] * 4, "alive", *["echo b"] * 3]
-
-
-async def test_a_row_that_kills_its_workers_fails_alone_and_the_next_call_works(pool: Any) -> None:
-    one = pool()
-    got = await answers(one, "echo a", "die", "echo b", "die", "echo c")
-    assert [got[0], got[2], got[4]] == ["echo a", "echo b", "echo c"]
-    for error in (got[1], got[3]):
-        assert isinstance(error, WorkerError)
-        assert "SIGKILL" in str(error)
-        assert "out of memory?" in str(error)
-    assert await answers(one, "echo again") == ["echo again"]
-
-
-async def test_a_row_alone_is_blamed_after_two_deaths(pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[int] = []
-    monkeypatch.setattr(pools, "command", lambda fd: started.append(1) or [sys.executable, str(ACTOR), fd])
-    assert isinstance((await answers(pool(), "die"))[0], WorkerError)
-    assert len(started) == 2
-
-
-async def test_text_that_was_shown_is_not_taken_back_when_its_worker_dies(pool: Any, tmp_path: Path) -> None:
-    shown = []
-    async with aclosing(pool().run([request(f"partial {tmp_path / 'mark'}", live=True)])) as bursts:
-        async for burst in bursts:
-            shown += [event.value.text for event in burst]
-    assert all(later.startswith(earlier) for earlier, later in pairwise(shown))
-    assert shown[-1] == "one two three four"
-
-
-async def test_leaving_early_takes_the_rows_out_of_the_worker(pool: Any) -> None:
-    one = pool()
-    async with aclosing(one.run([request("echo first"), *(request("hold", sample) for sample in range(300))])) as bursts:
-        async for burst in bursts:
-            assert burst[0].value.text == "echo first"
-            break
-    assert not one._waiting
-    assert [len(worker.jobs) for worker in one._workers] == [0]
-    given, cancelled = (int(word) for word in (await answers(one, "how many?"))[0].split() if word.isdigit())
-    assert cancelled == given - 2  # but for the first row and the question itself
-
-
-async def test_a_fault_crosses_as_an_error_of_ours_and_what_cannot_cross_fails_alone(pool: Any) -> None:
-    rows = [request("fault"), replace(request("echo a"), params={"seed": 2**70}), request("echo a")]
-    got = await last_values(pool().run(rows), 3)
-    assert isinstance(got[0].error, ContextLengthError)
-    assert isinstance(got[1].error, BadRequestError)
-    assert got[2].text == "echo a"
-
-
-@pytest.mark.parametrize(
-    ("script", "words"),
-    [
-        ("import sys; print('no such tensor', file=sys.stderr); sys.exit(3)", ["exit code 3", "no such tensor", "/model"]),
-        ("import os; os.kill(os.getpid(), 9)", ["SIGKILL", "out of memory?"]),
-    ],
-)
-async def test_a_worker_that_does_not_start_is_an_error_with_its_last_words(
-    pool: Any, monkeypatch: pytest.MonkeyPatch, script: str, words: list[str]
-) -> None:
-    monkeypatch.setattr(pools, "command", lambda fd: [sys.executable, "-c", script])
-    one = pool()
-    for error in await answers(one, "echo a", "echo b"):
-        assert isinstance(error, WorkerError)
-        assert all(word in str(error) for word in words)
-    monkeypatch.setattr(pools, "command", lambda fd: [sys.executable, str(ACTOR), fd])
-    assert await answers(one, "echo c") == ["echo c"]
-
-
-async def test_a_worker_that_cannot_even_be_made_leaves_nobody_waiting(pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pools, "command", lambda fd: ["/nowhere/python"])
-    (error,) = await answers(pool(), "echo a")
-    assert isinstance(error, WorkerError)
-    assert "/nowhere/python" in str(error)
 
 
 # Where a model is, and what it is called
@@ -207,7 +66,7 @@ def test_a_name_on_the_hub_is_taken_as_it_is(name: str) -> None:
     assert local.located(name) == name
 
 
-@pytest.mark.parametrize("settings", [{"workers": 0}, {"dtype": "float31"}])
+@pytest.mark.parametrize("settings", [{"workers": 0}, {"dtype": "float31"}, {"timeout": 0}, {"timeout": "long"}])
 def test_settings_that_make_no_sense_are_errors_at_once(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(settings))):
         ol.models.transformers("gpt2", **settings)
@@ -390,7 +249,7 @@ from outlines_like import bridge
 
 def worker():
     (pool,) = [it for it in bridge.home().owned.values() if type(it).__name__ == "Pool"]
-    return pool._workers[0]._process.pid
+    return pool._workers[0].pid
 
 """
 
@@ -429,7 +288,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "OUTLINES_LIKE_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(root), "PYTHONWARNINGS": "error"}
 
 
-@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("ending", [pytest.param(signal.SIGKILL, marks=pytest.mark.long), signal.SIGINT])
 def test_when_the_parent_ends_in_a_batch_its_worker_ends(folder: Path, tmp_path: Path, ending: signal.Signals) -> None:
     body = """
     for index, text, done in model.stream(["the cat"] * 64):
@@ -471,10 +330,58 @@ def test_a_killed_worker_costs_nothing_but_time(folder: Path) -> None:
         assert [text for _, text, done in sorted(seen) if done] == list(want)
 
 
+def test_one_worker_or_two_the_answers_are_the_same_and_what_prompts_share_is_read_once_a_worker(folder: Path) -> None:
+    settings: dict[str, Any] = {"dtype": "float64", "max_tokens": 20, "temperature": 1}
+    one, two = (ol.models.transformers(folder, workers=n, timeout=99, **settings) for n in (1, 2))
+    shared = "the cat sat on a mat , and the dog ran off . " * 4
+    prompts = [f"{shared}{word} {number}" for word in ("one", "two") for number in range(20)]
+    with ol.cache.disabled():
+        want, got = one.complete(prompts), two.complete(prompts)
+        assert list(two(prompts[::-1])) == [completion.text for completion in want[::-1]]
+        assert [completion.text for completion in got] == [completion.text for completion in want]
+        before, began = two.prefilled_tokens, two.counts.prompted
+        assert [two(prompt) for prompt in prompts[:3]] == [completion.text for completion in want[:3]]
+    length = want[0].usage.prompt_tokens
+    assert two.counts.prompted - began == sum(completion.usage.prompt_tokens for completion in want[:3])
+    assert two.prefilled_tokens - before < length
+    assert one.prefilled_tokens * 5 < one.counts.prompted
+    assert one.counts.written == sum(completion.usage.completion_tokens for completion in want)
+
+
+def test_a_closed_model_has_no_process_and_begins_anew_with_the_next_call(folder: Path) -> None:
+    with ol.models.transformers(folder, max_tokens=3, temperature=0, workers=3) as model, ol.cache.disabled():
+        first = model(["the cat", "a dog"])
+        pids = [worker.pid for pool in pools_of(folder, 3) for worker in pool._workers if worker.ready]
+    assert pids
+    assert not any(map(alive, pids))
+    model.close()
+    with ol.cache.disabled():
+        assert list(model(["the cat", "a dog"])) == list(first)
+    model.close()
+
+
+def test_a_nursery_has_one_thread_and_a_worker_that_dies_is_replaced_by_its_fork(folder: Path) -> None:
+    model = ol.models.transformers(folder, max_tokens=3, temperature=0)
+    with ol.cache.disabled():
+        first = model("the cat")
+        worker = next(worker for pool in pools_of(folder, 1) for worker in pool._workers)
+        nursery = psutil.Process(worker.pid).parent()
+        assert nursery.num_threads() == 1
+        os.kill(worker.pid, signal.SIGKILL)
+        assert model("the cat") == first
+    assert nursery.is_running()
+
+
+def pools_of(folder: Path, workers: int) -> list[Pool]:
+    """The pools of a model."""
+    pools = [it for it in bridge.home().owned.values() if isinstance(it, Pool)]
+    return [it for it in pools if (it._setup.path, it._setup.workers) == (str(folder.resolve()), workers)]
+
+
 def kill_workers(folder: Path) -> None:
-    pools_ = [it for it in bridge.home().owned.values() if isinstance(it, Pool) and it._setup.path == str(folder.resolve())]
+    pools_ = pools_of(folder, 1)
     for worker in [worker for pool in pools_ for worker in pool._workers]:
-        os.kill(worker._process.pid, signal.SIGKILL)
+        os.kill(worker.pid, signal.SIGKILL)
 
 
 def test_a_broken_folder_is_an_error_that_quotes_the_worker(folder: Path, tmp_path: Path) -> None:

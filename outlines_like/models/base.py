@@ -9,7 +9,7 @@ from contextlib import aclosing
 from functools import cached_property
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, Self, overload
 
 from msgspec.structs import replace
 
@@ -113,6 +113,7 @@ class Model:
         prefill: bool = False,
         scoring: bool = False,
         counts: Any = None,
+        close: Callable[[], None] = lambda: None,
     ) -> None:
         if not any(map(inspect.isasyncgenfunction, (backend, type(backend).__call__))):
             raise TypeError(
@@ -125,7 +126,7 @@ class Model:
         self.backend, self.layers, self.outer = backend, tuple(layers), tuple(outer)
         self.ways = ways
         self.chat, self.prefill = chat, prefill
-        self.scoring, self.counts = scoring, counts
+        self.scoring, self.counts, self._close = scoring, counts, close
         self.defaults = checked(defaults, parameters)
         self.__signature__ = form(parameters)
         self._run = stack(hosted(stack(backend, guarded, *layers, *outer)), viewed(view))
@@ -227,6 +228,7 @@ class Model:
             prefill=self.prefill,
             scoring=self.scoring,
             counts=self.counts,
+            close=self._close,
         )
 
     @cached_property
@@ -301,6 +303,16 @@ class Model:
     def prefilled_tokens(self) -> int:
         """How many tokens of prompts a local model has read so far. What prompts share counts once."""
         return int(self.counts.prefilled) if self.counts else 0
+
+    def close(self) -> None:
+        """End what runs for this model, and for others that are the same. The next call starts it anew."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         return f"<model {self.name!r} at {self.endpoint}>"

@@ -51,7 +51,7 @@ def convert(file: Path, folder: Path) -> None:
         made = Path(scratch, folder.name)
         done = subprocess.run(
             command("convert", file, made),
-            env=environment(offline=True),
+            env=environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -6,15 +6,15 @@ import importlib.util
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import aclosing
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from ..bridge import owned
-from ..checks import count
+from ..bridge import disown, owned, wait
+from ..checks import count, seconds
 from ..errors import NotFoundError
 from ..events import Bursts
 from ..layers import cached, deduped
@@ -23,8 +23,10 @@ from ..signatures import nearest
 from ..worker.wire import Setup
 from .base import Model
 from .boxes import SMOLLM2, smollm2
+from .nurseries import Nursery
 from .parameters import LOCAL
 from .pools import Counts, Pool
+from .processes import told
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 TOKENIZER = re.compile(r"tokenizer|vocab|added_tokens|.*\.(model|gguf|tiktoken)$")
@@ -44,6 +46,8 @@ def transformers(
     dtype: str = "auto",
     deterministic: bool = False,
     raw: bool = False,
+    pickled: bool = False,
+    timeout: float = 300,
     **defaults: Any,
 ) -> Model:
     """A Hugging Face model that runs on this machine, in ``workers`` processes of its own.
@@ -58,9 +62,14 @@ def transformers(
     float32. bfloat16 rounds so coarsely that the company a row runs in can tip a near tie between two tokens;
     ``deterministic=True`` takes float32, where such ties hardly ever happen.
 
-    The processes start with the first call and end with this one.
+    ``pickled=True`` also takes weights in pickle files (.bin), which can do harm when they come from somebody you don't
+    trust. A worker that should be busy and gives no sign of life for ``timeout`` seconds is killed, and another one takes
+    its rows.
+
+    The processes start with the first call. They end with this one, with ``close()``, or where ``with model:`` ends.
     """
     count("workers", workers)
+    timeout = seconds("timeout", timeout)
     if dtype not in DTYPES or not DEVICE.fullmatch(device):
         raise ValueError(
             f"dtype={dtype!r}, device={device!r}; dtype is one of {', '.join(DTYPES)}, device auto, cpu, cuda or mps"
@@ -69,14 +78,14 @@ def transformers(
     for package in ("torch", "transformers"):
         if importlib.util.find_spec(package) is None:
             raise ImportError(f"local models need {package}, which is not installed: run pip install 'outlines_like[local]'")
-    setup = Setup(str(place), device, kind, raw, workers)
+    setup = Setup(str(place), device, kind, raw, workers, pickled, timeout)
     chat = False if raw else templated(place)
     if chat is False and not raw:
         say_raw(place)
     counts = counts_of(setup)
 
     async def run(rows: Sequence[Request]) -> Bursts:
-        pool = owned(("transformers", setup), lambda: Pool(setup, counts))
+        pool = owned(("transformers", setup), lambda: Pool(setup, nursery, counts))
         async with aclosing(pool.run(rows)) as bursts:
             async for burst in bursts:
                 yield burst
@@ -92,7 +101,22 @@ def transformers(
         counts=counts,
         chat=chat,
         prefill=True,
+        close=lambda: wait(closed, ("transformers", setup)),
     )
+
+
+def nursery() -> Nursery:
+    """What workers come from: one for all models, and a fresh one if it died."""
+    key = ("nursery", told())
+    if owned(key, Nursery).over:
+        disown(key)
+    return owned(key, Nursery)
+
+
+async def closed(key: Hashable) -> None:
+    """Close what the library's loop owns under that name, if it does."""
+    if thing := disown(key):
+        await thing.aclose()
 
 
 @cache

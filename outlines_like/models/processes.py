@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+HEEDED = ("CUDA", "HF_", "LD_", "MKL", "OMP", "PYTORCH", "TORCH", "TRANSFORMERS")
+NOTHING = " nothing"
 LAST_WORDS = 12  # lines of a dead worker's log that go into an error
 
 
@@ -16,14 +18,20 @@ def command(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-P", "-m", "outlines_like.worker", *map(str, arguments)]
 
 
-def environment(*, offline: bool) -> dict[str, str]:
+def environment() -> dict[str, str]:
     """A worker's environment: this package can be found, the user's warning filters don't reach it, and it is quiet."""
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONWARNINGS", "PYTHONDEVMODE")}
     path = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")]))
     # PyTorch's threads wait for each other by spinning: where other work has a core, a step takes ten times as long.
-    calm = {"OMP_WAIT_POLICY": "PASSIVE"}
+    # NumPy's linear algebra would start threads on import, and a nursery must have none.
+    calm = {"OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_NUM_THREADS": "1"}
     quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    return {**calm, **kept, **quiet, "PYTHONPATH": path, **({"HF_HUB_OFFLINE": "1"} if offline else {})}
+    return {**calm, **kept, **quiet, "PYTHONPATH": path}
+
+
+def told() -> tuple[tuple[str, str], ...]:
+    """What of the environment is read when torch and the like are imported: another nursery is needed where it is another."""
+    return tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith(HEEDED)))
 
 
 def ending(code: int) -> str:
@@ -43,4 +51,4 @@ def ending(code: int) -> str:
 def last_words(log: bytes) -> str:
     """The last lines of a log, to stand at the end of an error message."""
     lines = log.decode("utf-8", "replace").rstrip().splitlines()[-LAST_WORDS:]
-    return "".join(f"\n    {line}" for line in lines) if lines else " nothing"
+    return "".join(f"\n    {line}" for line in lines) if lines else NOTHING

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from traceback import format_exception_only
 from typing import Any, Protocol
 
 import torch
@@ -16,9 +17,11 @@ from .rows import Habits, Row, open_row
 from .sampling import choose
 from .scoring import Quiz, open_quiz
 from .shaping import chances, shaped
+from .turns import in_turn
 from .wire import Answer, Ask, Fault, News
 
 ROWS = 64  # decoded together
+MOST = 2000  # letters of a foreign error's message
 
 
 class Runner(Protocol):
@@ -71,8 +74,8 @@ class Engine:
         for ask in asks:
             try:
                 self._open(ask)
-            except ModelError as error:
-                self._faults.append(Fault(ask.id, type(error).__name__, str(error.args[0])))
+            except Exception as error:  # whatever a row provokes is its own affair
+                self._faults.append(fault(ask.id, error))
 
     def _open(self, ask: Ask) -> None:
         if "options" in ask.params:
@@ -108,12 +111,14 @@ class Engine:
             row.push(token, chance)
 
     def _score(self) -> list[Answer]:
+        self._quizzes = in_turn(self._quizzes)
         scored = self._attempted() if self._quizzes else []
         done, self._quizzes = self._quizzes[: len(scored)], self._quizzes[len(scored) :]
         return [Answer(quiz.id, completion) for quiz, completion in zip(done, scored, strict=True)]
 
     def _admit(self) -> list[Row]:
         free = self._most - len(self.runner.rows)
+        self._waiting = deque(in_turn(self._waiting, self.runner.rows))
         group = self.runner.pick(self._waiting, free, self._room) if self._waiting and free > 0 else []
         chosen = set(map(id, group))
         self._waiting = deque(row for row in self._waiting if id(row) not in chosen)
@@ -153,6 +158,13 @@ class Engine:
         if self.idle:
             self._most = ROWS
         return News(answers, faults, self.runner.prefilled)
+
+
+def fault(id: int, error: Exception) -> Fault:
+    """An error as plain data."""
+    if isinstance(error, ModelError):
+        return Fault(id, type(error).__name__, str(error.args[0]))
+    return Fault(id, WorkerError.__name__, format_exception_only(error)[-1].strip()[:MOST])
 
 
 def out_of_memory(error: Exception) -> bool:

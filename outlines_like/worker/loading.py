@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from .batches import Net
 from .cohorts import Cohorts
 from .engine import Engine, Runner
+from .fetching import checked, fetched
 from .linears import reorder
 from .pairs import Pair
 from .prompting import Reader
@@ -24,14 +26,21 @@ CONTEXTS = ("max_position_embeddings", "n_positions")  # where a configuration s
 SHARE = 4  # keys and values of all workers may take one part in so many of the memory that is free at the start
 
 
-def load(setup: Setup) -> Engine:
-    """The engine for a model."""
+def load(setup: Setup, enter: Callable[[str], None] = lambda stage: None) -> Engine:
+    """The engine for a model. ``enter`` is told what is being done."""
     torch.set_num_threads(threads(setup.workers))
     torch.set_grad_enabled(False)
-    tokenizer = AutoTokenizer.from_pretrained(setup.path, trust_remote_code=False)
-    paired = AutoConfig.from_pretrained(setup.path, trust_remote_code=False).is_encoder_decoder
+    enter("fetching its files")
+    folder = checked(fetched(setup.path, pickled=setup.pickled), pickled=setup.pickled)
+    enter("reading its weights")
+    # All files are there: nothing more is asked of the hub.
+    safe: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+    tokenizer = AutoTokenizer.from_pretrained(folder, **safe)
+    paired = AutoConfig.from_pretrained(folder, **safe).is_encoder_decoder
     kind: Any = AutoModelForSeq2SeqLM if paired else AutoModelForCausalLM
-    model = kind.from_pretrained(setup.path, dtype=dtype(setup.dtype), trust_remote_code=False).to(device(setup.device))
+    weights = {"dtype": dtype(setup.dtype), "use_safetensors": None if setup.pickled else True}
+    model = kind.from_pretrained(folder, **weights, **safe).to(device(setup.device))
+    enter("trying it out")
     said = habits(model, tokenizer)
     net = Pair(model, said.starts) if paired else Net(model)
     room = spare(net.device) // (SHARE * setup.workers)

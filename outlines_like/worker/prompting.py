@@ -9,6 +9,7 @@ from uuid import uuid4
 
 from ..errors import BadRequestError, PromptError
 from ..requests import Message
+from .bounds import bounded
 
 FORMS: tuple[Callable[[str], str], ...] = (str, str.strip, str.lstrip, str.rstrip)  # what templates do to contents
 
@@ -71,7 +72,8 @@ class Reader:
         begun = turns[-1].role == "assistant"  # the model goes on with its own words
         ending = {"continue_final_message": begun, "add_generation_prompt": not begun}
         try:
-            return str(self._tokenizer.apply_chat_template(wired, tokenize=False, **ending))
+            with bounded():
+                return str(self._tokenizer.apply_chat_template(wired, tokenize=False, **ending))
         except Exception as error:  # a template may raise whatever it likes
             raise PromptError(f"the model's chat template refuses this conversation: {error}") from error
 

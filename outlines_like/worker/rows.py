@@ -56,6 +56,7 @@ class Row:
     stream: bytes
     transcript: Transcript
     live: bool
+    call: int = 0
     constraint: Constraint | None = None
     bias: Mapping[int, float] = field(default_factory=dict)
     chances: list[tuple[int, float]] | None = None
@@ -161,6 +162,7 @@ def open_row(ask: Ask, reader: Reader, tokenizer: Any, habits: Habits, grammars:
         stream=blake2b(ask.key.encode(), digest_size=32).digest(),
         transcript=Transcript(Detokenizer(tokenizer, habits.starts or ids), params.get("stop", ())),
         live=ask.live,
+        call=ask.call,
         constraint=grammars.open(params),
         bias=bias(params.get("logit_bias", {}), len(tokenizer)),
         chances=[] if params.get("logprobs") else None,

@@ -22,6 +22,7 @@ class Quiz:
     id: int
     text: Tokens
     options: tuple[Tokens, ...]
+    call: int = 0
 
     @property
     def tails(self) -> tuple[Tokens, ...]:
@@ -39,7 +40,8 @@ class Quiz:
 
 def open_quiz(ask: Ask, reader: Reader, context: int) -> Quiz:
     """The quiz that ``ask`` is; one of our errors where it can't be answered."""
-    quiz = Quiz(ask.id, tuple(reader.ids(ask.prompt)), tuple(tuple(reader.words(text)) for text in ask.params["options"]))
+    options = tuple(tuple(reader.words(text)) for text in ask.params["options"])
+    quiz = Quiz(ask.id, tuple(reader.ids(ask.prompt)), options, ask.call)
     if not all(quiz.options):
         raise BadRequestError("an option has no tokens, so it can't be scored")
     length = len(quiz.text) + max(map(len, quiz.options))

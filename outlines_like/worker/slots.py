@@ -310,13 +310,15 @@ class Slots:
 
     def _read(self, pieces: Sequence[Piece], going: int) -> Tensor:
         self._reserve(0, max(piece.start + len(piece.ids) for piece in pieces))
-        memory = self._memory
+        memory, places = self._memory, list[Tensor]()
 
         def store(layer: int, key: Tensor, value: Tensor) -> None:
-            memory[layer, 0, pack.rows, :, pack.cols] = key.transpose(0, 1)
-            memory[layer, 1, pack.rows, :, pack.cols] = value.transpose(0, 1)
+            rows, cols = places
+            memory[layer, 0, rows, :, cols] = key.transpose(0, 1)
+            memory[layer, 1, rows, :, cols] = value.transpose(0, 1)
 
         pack = Pack(pieces, store, memory, going=going, device=self._net.device)
+        places += pack.rows, pack.cols  # not the pack: a circle would hold the memory until it is found
         return self._net.read(pack)
 
     def _said(self, slot: int, seat: Seat) -> Prefix:

@@ -13,6 +13,10 @@ import msgspec
 from ..requests import Completion, Message
 
 LENGTH = struct.Struct("!Q")
+ORDER = struct.Struct("!cQ")  # to a nursery: what to do, and for which worker
+HATCH, REAP = b"h", b"r"
+REAPED = struct.Struct("!Qq")  # from a nursery: which worker ended, and how; worker 0 says that it is ready itself
+PULSE = 1.0  # seconds after which a busy worker gives a sign of life
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True):
@@ -23,16 +27,22 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
     dtype: str
     raw: bool
     workers: int
+    pickled: bool = False
+    timeout: float = 300
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """One row: ``key`` names its random stream, ``live`` asks for its text while it grows, ``ongoing`` says more may follow."""
+    """One row: ``key`` names its random stream, ``live`` asks for its text while it grows, ``ongoing`` says more may follow.
+
+    ``call`` says whose it is.
+    """
 
     id: int
     prompt: str | tuple[Message, ...]
     params: dict[str, Any]
     key: str
     live: bool
+    call: int = 0
     ongoing: bool = False
 
 
@@ -48,8 +58,24 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
     ids: list[int]
 
 
+class Loading(msgspec.Struct, frozen=True, tag=True):
+    """The model is being loaded, and how far that is."""
+
+    stage: str
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """Why the model can't be loaded: one of our errors, and what to do about it."""
+
+    kind: str
+    message: str
+    hint: str = ""
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The worker's first word: the model is loaded."""
+    """The model is loaded, in the process of that number."""
+
+    pid: int = 0
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -76,7 +102,7 @@ class News(msgspec.Struct, frozen=True, tag=True):
 
 
 Order = Setup | Rows | Cancel
-Report = Ready | News
+Report = Loading | Refused | Ready | News
 order_of = msgspec.msgpack.Decoder(Order).decode
 report_of = msgspec.msgpack.Decoder(Report).decode
 ask_of = msgspec.msgpack.Decoder(Ask).decode
