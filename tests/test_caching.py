@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -285,24 +284,22 @@ def test_looking_up_many_large_answers_does_not_hold_up_the_loop() -> None:
     backend = Counter({i: Completion("x" * 100_000, "stop") for i in range(1, 501)})
     run, rows = cached()(backend), requests(500)
     answers(run, rows)
-    gaps: list[float] = []
+    turns = 0
 
-    async def tick() -> None:
+    async def turn() -> None:
+        nonlocal turns
         while True:
-            before = time.perf_counter()
-            await asyncio.sleep(0.01)
-            gaps.append(time.perf_counter() - before)
+            await asyncio.sleep(0)
+            turns += 1
 
     async def work() -> list[Any]:
-        ticking = asyncio.create_task(tick())
-        await asyncio.sleep(0)
+        turning = asyncio.create_task(turn())
         found = await last_values(run(rows), len(rows))
-        ticking.cancel()
+        turning.cancel()
         return found
 
     assert len(bridge.wait(work)) == len(backend.asked) == 500
-    assert gaps
-    assert max(gaps) < 0.15
+    assert turns > 100  # a look-up on the loop would leave it a few
 
 
 def test_an_answer_that_comes_while_it_is_looked_up_is_not_asked_for_again(

@@ -129,25 +129,25 @@ def test_pipes_are_lifted_functions():
 
 
 def test_leaving_a_pipe_leaves_every_stage():
-    backend, cancelled = Shuffled(0), threading.Event()
+    backend, begun, cancelled = Shuffled(0), threading.Event(), threading.Event()
 
     async def hang(x):
+        begun.set()
         try:
             await asyncio.Event().wait()
         finally:
             cancelled.set()
 
-    def run(stream):
-        async def read():
-            async for _ in stream | ol.timeout(idle=0.1):
-                pass
-
-        asyncio.run(read())
+    async def leave(stream):
+        reading = asyncio.create_task(ol.acollect(stream))
+        await asyncio.to_thread(begun.wait)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
 
     model = ol.models.Model("m", backend, endpoint="e", defaults={})
-    with pytest.raises(ol.errors.TimedOutError):
-        run(ol.pipe(model, hang).stream(["a", "b"]))
-    assert cancelled.wait(1)
+    asyncio.run(leave(ol.pipe(model, hang).stream(["a", "b"])))
+    assert cancelled.wait(5)
     assert backend.opened == backend.closed
 
 

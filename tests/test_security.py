@@ -20,5 +20,5 @@ def test_every_promise_names_tests_that_exist() -> None:
     assert sorted(rows()) == sorted(f"{letter}{k}" for letter, n in COUNTS.items() for k in range(1, n + 1))
     for name, cell in rows().items():
         named = re.findall(r"`(test_\w+)`", cell)
-        assert named or cell == "none yet", name
+        assert named, name
         assert [test for test in named if f"def {test}(" not in tests] == [], name
