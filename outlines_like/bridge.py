@@ -246,9 +246,9 @@ def wait(work: Callable[..., Coroutine[Any, Any, T]], *args: Any, loop: asyncio.
     except BaseException as error:
         if here.closing and threading.current_thread().daemon:
             threading.Event().wait()  # the process ends, and this thread with it: there is nobody to tell
+        if isinstance(error, KeyboardInterrupt) and not job.future.done():
+            error.with_traceback(None)  # it struck here, and where in the waiting tells the user nothing
         job.leave()
-        if isinstance(error, KeyboardInterrupt):
-            error.with_traceback(None)  # where in the waiting it struck tells the user nothing
         raise
 
 

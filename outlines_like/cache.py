@@ -74,7 +74,7 @@ def terms(live: bool = False, scope: str = "") -> Terms:
     folder, durable = FOLDER.get() or (None, False)
     if folder is None and (named := os.environ.get("OUTLINES_LIKE_CACHE")):
         folder = str(Path(named).expanduser().absolute())
-    return Terms(folder, MODE.get(), live, scope, durable)
+    return Terms(folder, MODE.get(), live, scope, durable=durable)
 
 
 def __dir__() -> list[str]:

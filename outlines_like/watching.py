@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import importlib
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Any
 
 from .calling import Index
 from .events import Failure, Snapshot
+from .models.notices import in_notebook
 from .operators import Cells, chunks, text_of
 from .streaming import Stream, curried
 
@@ -81,12 +81,6 @@ def words(value: Any) -> str:
 def tail(text: str) -> str:
     """The last words of a text."""
     return text if len(text) <= WIDTH else "…" + text[-WIDTH:].partition(" ")[2]
-
-
-def in_notebook() -> bool:
-    """Whether this code runs in a notebook's kernel."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return type(shell).__name__ == "ZMQInteractiveShell"
 
 
 @contextmanager

@@ -33,4 +33,10 @@ class Notice:
 
 def watched() -> bool:
     """Whether somebody looks."""
-    return sys.stderr is not None and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+    return sys.stderr is not None and (sys.stderr.isatty() or in_notebook())
+
+
+def in_notebook() -> bool:
+    """Whether this code runs in a notebook's kernel."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return type(shell).__name__ == "ZMQInteractiveShell"
