@@ -176,7 +176,7 @@ def test_a_chain_read_backwards_runs_each_part_once_on_a_real_model(model):
 )
 def test_a_real_chat_model_refuses_gens_outside_its_turns_where_they_are_written(model, build):
     """G02."""
-    with pytest.raises(ol.errors.ProgramError, match="assistant|outside all turns"):
+    with pytest.raises(ol.errors.ProgramError, match=r"assistant|outside all turns"):
         build(model)
 
 
