@@ -1,5 +1,6 @@
 """Pages as executed notebooks: `python docs/notebooks.py` makes docs/programs.ipynb of docs/programs.md."""
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -52,4 +53,5 @@ if __name__ == "__main__":
 
     for name in sys.argv[1:] or ["programs"]:
         with tempfile.TemporaryDirectory() as folder:
+            os.environ["OUTLINES_LIKE_CACHE"] = folder  # nothing is known beforehand
             nbformat.write(executed(book_of((DOCS / f"{name}.md").read_text("utf-8")), folder), DOCS / f"{name}.ipynb")
