@@ -171,9 +171,9 @@ def against_schedule(url, n=1000, sigma=0.5):
 
 
 SCRIPT = """
-import resource, sys, time
+import re, sys, time
 import outlines_like as ol
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
 url, folder, n = sys.argv[1], sys.argv[2], int(sys.argv[3])
 prompts = [f"prompt {i}" for i in range(n)]
 before, start = peak(), time.perf_counter()

@@ -124,6 +124,8 @@ os.register_at_fork(after_in_child=DOOR.forget)
 
 def home() -> Home:
     """The one home of this process, opened on first use."""
+    if DOOR.home is not None:
+        return DOOR.home
     with DOOR.lock:
         if DOOR.home is None:
             DOOR.home = Home()

@@ -309,10 +309,10 @@ class Pace:
     def hear(self, allowances: dict[str, Allowance]) -> None:
         """Take the server's word on what is left of its limits; only what is mostly used up slows us."""
         for name, allowance in allowances.items():
-            if 2 * allowance.left < allowance.limit:
-                self._buckets.setdefault(name, Bucket(60.0)).learn(allowance, asyncio.get_running_loop().time())
-            else:
+            if allowance.ample:
                 self._buckets.pop(name, None)
+            else:
+                self._buckets.setdefault(name, Bucket(60.0)).learn(allowance, asyncio.get_running_loop().time())
 
     def weigh(self, more: float) -> None:
         """Count tokens beyond the weight that was said when a request went out."""

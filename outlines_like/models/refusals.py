@@ -236,11 +236,19 @@ def _resets(headers: Headers, now: float) -> Iterator[float | None]:
 
 
 class Allowance(NamedTuple):
-    """What a server says of one of its limits: how many in all, how many left, and the seconds until all are back."""
+    """What a server says of one of its limits: how many in all, how many left, and the seconds until all are back.
+
+    Those seconds are read only when most of the limit is used up: they stand in the headers of every answer.
+    """
 
     limit: float
     left: float
     reset: float
+
+    @property
+    def ample(self) -> bool:
+        """Whether at least half is left."""
+        return 2 * self.left >= self.limit
 
 
 def allowances(headers: Headers, now: float) -> dict[str, Allowance]:
@@ -251,11 +259,14 @@ def allowances(headers: Headers, now: float) -> dict[str, Allowance]:
 
 def _allowance(headers: Headers, name: str, now: float) -> Allowance | None:
     limit, left = (_number(headers.get(f"x-ratelimit-{what}-{name}", "")) for what in ("limit", "remaining"))
+    if limit is None or left is None or not 0 <= left <= limit or limit < 1:
+        return None
+    told = Allowance(limit, left, 0.0)
+    if told.ample:
+        return told
     text = headers.get(f"x-ratelimit-reset-{name}", "")
     reset = _duration(text) if (until := _until(text, now)) is None else until
-    if limit is None or left is None or reset is None or not 0 <= left <= limit or not 0 < reset < NONSENSE or limit < 1:
-        return None
-    return Allowance(limit, left, reset)
+    return told._replace(reset=reset) if reset is not None and 0 < reset < NONSENSE else None
 
 
 def _number(text: str) -> float | None:

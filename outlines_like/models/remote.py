@@ -308,13 +308,13 @@ class Remote:
             answer = wire.decoded(await self._body(response), response.headers.get("Content-Type", ""), self.account.mask)
         finally:
             response.close()
-        self._weigh(asked, wire.usage_of(answer))
+        self._weigh(asked, answer)
         return wire.answers(answer, len(asked), asked[0].params.get("stop", ()), partial(self._inner, response.headers))
 
-    def _weigh(self, asked: Sequence[Request], usage: Usage) -> None:
+    def _weigh(self, asked: Sequence[Request], answer: Mapping[str, Any]) -> None:
         """Book the tokens that an answer took where they matter, in place of those expected."""
         pace = self.pace(asked[0].model)
-        if pace.weighs and usage.prompt_tokens:
+        if pace.weighs and (usage := wire.usage_of(answer)).prompt_tokens:
             pace.weigh(usage.prompt_tokens + usage.completion_tokens - quirks.weight(asked[0], len(asked)))
 
     async def _accepted(self, link: Link, asked: Sequence[Request], *, live: bool) -> aiohttp.ClientResponse:
