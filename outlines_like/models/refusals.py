@@ -258,7 +258,7 @@ def allowances(headers: Headers, now: float) -> dict[str, Allowance]:
 
 
 def _allowance(headers: Headers, name: str, now: float) -> Allowance | None:
-    limit, left = (_number(headers.get(f"x-ratelimit-{what}-{name}", "")) for what in ("limit", "remaining"))
+    limit, left = _number(headers[f"x-ratelimit-limit-{name}"]), _number(headers.get(f"x-ratelimit-remaining-{name}", ""))
     if limit is None or left is None or not 0 <= left <= limit or limit < 1:
         return None
     told = Allowance(limit, left, 0.0)

@@ -23,7 +23,7 @@ from ..checks import count
 from ..errors import AuthenticationError, MalformedError, ModelError, NotFoundError, TimedOutError, UnreachableError
 from ..events import Burst, Bursts, Elementwise, Event, Failure, Layer, subset
 from ..layers import Limit, batched, cached, deduped, halted, retried
-from ..requests import Request, Usage
+from ..requests import Request
 from ..streams import interleave
 from . import quirks, refusals, wire
 from .accounts import PATHS, Account, Azure
@@ -311,7 +311,7 @@ class Remote:
         self._weigh(asked, answer)
         return wire.answers(answer, len(asked), asked[0].params.get("stop", ()), partial(self._inner, response.headers))
 
-    def _weigh(self, asked: Sequence[Request], answer: Mapping[str, Any]) -> None:
+    def _weigh(self, asked: Sequence[Request], answer: dict[str, Any]) -> None:
         """Book the tokens that an answer took where they matter, in place of those expected."""
         pace = self.pace(asked[0].model)
         if pace.weighs and (usage := wire.usage_of(answer)).prompt_tokens:
@@ -352,8 +352,8 @@ class Remote:
 
     def _hear(self, model: str, headers: Mapping[str, str]) -> None:
         """Take the server's word on what is left of its limits."""
-        if "x-ratelimit-limit-requests" in headers or "x-ratelimit-limit-tokens" in headers:
-            self.pace(model).hear(refusals.allowances(headers, time.time()))
+        if told := refusals.allowances(headers, time.time()):
+            self.pace(model).hear(told)
 
     async def _refusal(self, response: aiohttp.ClientResponse) -> tuple[refusals.Said, ModelError]:
         """What a server that did not answer says instead."""
@@ -380,6 +380,9 @@ class Remote:
 
     async def _body(self, response: aiohttp.ClientResponse, limit: int = wire.LIMIT) -> bytes:
         """All of a body, decoded, up to ``limit`` bytes."""
+        length = response.content_length
+        if length is not None and length <= limit and "Content-Encoding" not in response.headers:
+            return await response.read()  # what its headers say already bounds it
         parts: list[bytes] = []
         await self._read(response, parts.append, limit)
         return b"".join(parts)
