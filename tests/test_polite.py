@@ -365,10 +365,8 @@ def test_after_leaving_no_request_goes_out_and_those_in_flight_are_closed(replay
     else:
         with contextlib.suppress(LookupError):
             reading(model, prompts, LookupError if way == "exception" else None)
-    sent = len(replay.log("leave"))
-    assert 0 < sent < 40
     assert all(arrival.gone.wait(1) for arrival in replay.log("leave") if word_of(arrival) != "row 0.")
-    assert len(replay.log("leave")) == sent
+    assert 0 < len(replay.log("leave")) <= 17  # 16 at a time, and one in place of the one that was answered
 
 
 CTRL_C = """
