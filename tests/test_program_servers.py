@@ -155,6 +155,47 @@ def test_a_real_model_is_watched(model):
     assert any(part.open for part in parts)
 
 
+def test_a_list_and_a_block_are_watched_as_they_grow_on_a_real_model(model):
+    """A list has one more entry after each turn, and the last part is the eager result, with all captures."""
+
+    @ol.program
+    def thrice(lm):
+        for word in ("a color", "an animal", "a fruit"):
+            with ol.user():
+                lm += f"Name {word}."
+            with ol.assistant(), ol.capture("said"):
+                lm += ol.gen("names", list_append=True, **GREEDY)
+        return lm.set("count", 3)
+
+    with ol.cache.disabled():
+        parts, eager = list(model.stream() + thrice()), model + thrice()
+        assert (parts[-1].text, dict(parts[-1].captures)) == (str(eager), dict(eager.captures))
+    lists = [part.captures.get("names", []) for part in parts]
+    assert [len(names) for names in lists] == sorted(len(names) for names in lists)
+    assert {len(names) for names in lists} == {0, 1, 2, 3}
+    assert all(names == lists[-1][: len(names)] for names in lists)
+    assert (eager["said"], eager["count"]) == (lists[-1][-1], 3)
+
+
+def test_an_error_in_a_program_reaches_who_watches_it_on_a_real_model(model):
+    @ol.program
+    def stumble(lm):
+        lm += ol.user("Name a color.") + ol.assistant(ol.gen("color", **GREEDY))
+        raise LookupError(f"not {lm['color']}")
+
+    seen = []
+    with pytest.raises(LookupError, match="not "):
+        seen.extend(model.stream() + stumble())
+
+
+def test_the_last_part_of_a_choice_is_one_of_the_options(smollm2):
+    """And text that adds nothing changes nothing."""
+    choice = ol.user("Which?") + ol.assistant(ol.select(["item1", "item2"], "x", temperature=0))
+    ends = [[*(smollm2.stream() + program)][-1] for program in (choice, choice + "")]
+    assert ends[0].captures["x"] in ("item1", "item2")
+    assert (ends[0].text, ends[0].captures) == (ends[1].text, ends[1].captures)
+
+
 def test_a_chain_read_backwards_runs_each_part_once_on_a_real_model(model):
     """G01: whatever is read first, and from wherever, a part has one value and is paid for once."""
     one = model + ask("Name a color.")
