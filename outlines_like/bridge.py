@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Generator, Hashable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import aclosing, suppress
 from contextvars import ContextVar
 from functools import partial
@@ -25,7 +25,7 @@ from .streams import Pump, arriving, carrying, outlast
 T = TypeVar("T")
 HERE = threading.local()  # its ``home`` is the one whose loop this thread runs
 ENDED = "the event loop that ran this ended before it was done"
-PULSE = 0.2  # seconds between two looks at whether a user's loop still lives
+PULSE = 0.2  # seconds between two looks at what nobody tells of: whether a user's loop still lives, or a Ctrl-C came
 PATIENCE = 5.0  # seconds for cleaning up, at exit and after Ctrl-C
 
 
@@ -166,19 +166,22 @@ class Errand:
 
     def __init__(self) -> None:
         self.over = False
-        self._calls: set[Future[Any]] = set()
+        self._calls: set[Job[Any]] = set()
 
     def run(self, work: Callable[[], None]) -> None:
         """Do ``work`` so that its blocking calls belong to this errand."""
         ERRAND.set(self)
         work()
 
-    def begin(self, call: Future[Any]) -> None:
-        """Note a call under way."""
+    def done(self, call: Job[T]) -> T:
+        """Run a call and wait for its result."""
         self._calls.add(call)
-        call.add_done_callback(self._calls.discard)
         if self.over:
             call.cancel()
+        try:
+            return call.result()
+        finally:
+            self._calls.discard(call)
 
     def end(self) -> None:
         """Nobody waits any more."""
@@ -191,43 +194,65 @@ ERRAND: ContextVar[Errand | None] = ContextVar("ERRAND", default=None)
 
 
 class Job(Generic[T]):
-    """Work on a loop for a thread that waits. Its coroutine is made there, where no Ctrl-C can fall before its start."""
+    """Work on a loop for a thread that waits for it, and that a Ctrl-C may strike between any two steps.
 
-    def __init__(self, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
-        self.work = work
-        self.future: Future[T] = Future()
-        self.ended = threading.Event()
+    So the coroutine is made on the loop, and the wait is for a bare lock: Python's own conditions can break in between.
+    """
+
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, T]], loop: asyncio.AbstractEventLoop) -> None:
+        self._work, self._loop = work, loop
+        self._task: asyncio.Task[T] | None = None
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._left = self.ended = False
+        self._running = threading.Lock()
+        self._running.acquire()
+
+    def result(self) -> T:
+        """Run it, and wait for its result. As a Ctrl-C just before a thread falls asleep wakes nobody, look up now and then."""
+        self._loop.call_soon_threadsafe(self._step)
+        while not self._running.acquire(timeout=PULSE):
+            pass
+        if self._error is not None:
+            raise self._error
+        value: T = self._value
+        return value
+
+    def cancel(self) -> None:
+        """Nobody waits any more."""
+        self._left = True
+        with suppress(RuntimeError):  # the loop is closed, and the work has ended with it
+            self._loop.call_soon_threadsafe(self._step)
+
+    def leave(self) -> None:
+        """The same, and wait a while for it to clean up."""
+        if not self.ended:
+            self.cancel()
+            self._running.acquire(timeout=PATIENCE)
+
+    def _step(self) -> None:
+        """On the loop: begin, or end."""
+        if self._task is not None and self._left:
+            self._task.cancel()
+        elif not self.ended and self._left:
+            self._end(CancelledError())
+        elif not self.ended and self._task is None:
+            self._task = self._loop.create_task(self._run())
+            self._task.add_done_callback(self._settle)
 
     async def _run(self) -> T:
         with carrying():
-            return await self.work()
-
-    def begin(self) -> None:
-        """Start it, on the loop that runs this."""
-        loop = asyncio.get_running_loop()
-        task = loop.create_task(self._run())
-        task.add_done_callback(self._settle)
-        self.future.add_done_callback(lambda future: future.cancelled() and loop.call_soon_threadsafe(task.cancel))
+            return await self._work()
 
     def _settle(self, task: asyncio.Task[T]) -> None:
-        if task.cancelled():
-            self.future.cancel()
-        elif self.future.set_running_or_notify_cancel():
-            settle(self.future, task)
-        self.ended.set()
+        self._task = None
+        error = CancelledError() if task.cancelled() else task.exception()
+        self._value = None if error else task.result()
+        self._end(error)
 
-    def leave(self) -> None:
-        """Nobody waits any more: cancel it, and wait a while for it to clean up."""
-        if self.future.cancel():
-            self.ended.wait(PATIENCE)
-
-
-def settle(future: Future[T], task: asyncio.Task[T]) -> None:
-    """Give ``future`` what ``task`` came to."""
-    if (error := task.exception()) is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(task.result())
+    def _end(self, error: BaseException | None) -> None:
+        self._error, self.ended = error, True
+        self._running.release()
 
 
 def wait(work: Callable[..., Coroutine[Any, Any, T]], *args: Any, loop: asyncio.AbstractEventLoop | None = None) -> T:
@@ -238,17 +263,14 @@ def wait(work: Callable[..., Coroutine[Any, Any, T]], *args: Any, loop: asyncio.
     if on_loop():
         raise BlockingError("this call blocks the event loop that has to answer it; in async code write `await f.acall(...)`")
     here = home()
-    job = Job(partial(work, *args))
+    job = Job(partial(work, *args), loop or here.loop)
     try:
-        (loop or here.loop).call_soon_threadsafe(job.begin)
-        if (errand := ERRAND.get()) is not None:
-            errand.begin(job.future)
         with arriving():
-            return job.future.result()
+            return (ERRAND.get() or Errand()).done(job)
     except BaseException as error:
         if here.closing and threading.current_thread().daemon:
             threading.Event().wait()  # the process ends, and this thread with it: there is nobody to tell
-        if isinstance(error, KeyboardInterrupt) and not job.future.done():
+        if isinstance(error, KeyboardInterrupt) and not job.ended:
             error.with_traceback(None)  # it struck here, and where in the waiting tells the user nothing
         job.leave()
         raise

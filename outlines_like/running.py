@@ -12,7 +12,7 @@ from contextlib import aclosing, closing, suppress
 from contextvars import copy_context
 from typing import Any
 
-from .bridge import Errand
+from .bridge import Errand, Job
 from .events import Burst, Bursts, Elementwise, Event, Failure
 from .occasions import CURRENT, Row
 from .streams import Abort, Mailbox, carrying, interleave
@@ -131,9 +131,7 @@ class Gang:
         try:
             value = self.fn(*row.args, **row.kwargs)
             if inspect.isawaitable(value):
-                future = asyncio.run_coroutine_threadsafe(finish(value), self.loop)
-                self.errand.begin(future)
-                value = future.result()
+                value = self.errand.done(Job(functools.partial(finish, value), self.loop))
             return value
         except Abort:
             raise
