@@ -281,6 +281,13 @@ def test_a_fault_that_stays_is_the_error_of_all_rows(bureau: Bureau, place: str,
     assert bureau.asked.count(place) == 1
 
 
+def test_a_server_without_a_batch_api_is_told_apart_from_a_wrong_name(replay: Replay) -> None:
+    url = replay.play("nobatches", respond({"error": {"message": "Not Found"}}, "404 Not Found"))
+    answer = ol.vectorize(openai("m", base_url=url), via="batch", on_error="return")("a")
+    assert isinstance(answer, ol.errors.NotFoundError)
+    assert answer.hint == "Asked for /nobatches/v1/files; via='batch' needs a server with a Batch API."
+
+
 def test_a_key_is_shown_by_no_error_and_a_missing_one_is_missed(bureau: Bureau, recwarn: Any) -> None:
     bureau.faults["POST files"] = [respond({"error": {"message": "bad key sk-SECRET-1"}}, "401 No")]
     error = by_batch(bureau, "return", api_key="sk-SECRET-1")(["a"])[0]

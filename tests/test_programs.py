@@ -605,6 +605,13 @@ def test_select_gives_one_of_its_options():
             ol.select(wrong)
 
 
+def test_an_answer_that_was_cut_says_what_to_do():
+    """The text is not what the form wants because the limit cut it."""
+    cut = ol.models.fake(lambda request: '{"n": 12, "m": 34}') + ol.json("j", schema=dict, max_tokens=1)
+    with pytest.raises(ol.errors.MalformedError, match="cut by the limit of tokens: give max_tokens= more"):
+        cut["j"]
+
+
 def test_the_model_is_told_of_the_form():
     log = []
     model = ol.models.fake(lambda request: "12", log=log)

@@ -367,8 +367,14 @@ class Remote:
             return said, self._elsewhere(response)
         error = refusals.refusal(response.status, response.headers, said, mask=self.account.mask, now=time.time())
         if isinstance(error, NotFoundError):
-            error.hint = f"Asked {self.account.place} for this model; check the model's name, and base_url= (most end in /v1)."
+            error.hint = self._lost(response.url.path)
         return said, error
+
+    def _lost(self, path: str) -> str:
+        """What to do where ``path`` was not found."""
+        if path.endswith(PATHS[self.endpoint]):
+            return f"Asked {self.account.place} for this model; check the model's name, and base_url= (most end in /v1)."
+        return f"Asked for {path}; via='batch' needs a server with a Batch API."
 
     def _elsewhere(self, response: aiohttp.ClientResponse) -> ModelError:
         target = refusals.excerpt(response.headers.get("Location", "?").partition("?")[0], self.account.mask)

@@ -6,9 +6,10 @@ import re
 from typing import TYPE_CHECKING
 
 from .. import stops
-from ..errors import ProgramError
+from ..errors import MalformedError, ProgramError
 from ..requests import Completion, Message
 from .nodes import Gen
+from .outputs import Reading
 from .states import Captured, Piece, State
 
 if TYPE_CHECKING:
@@ -53,11 +54,21 @@ def answer(lm: LM, completion: Completion) -> State:
     node = lm.node
     assert isinstance(node, Gen)
     text, stop = ended(node, completion.text)
-    reading = node.form.read(text)
+    reading = read(node, text, completion)
     piece = Piece(reading.text, lm.stamp, True, node.name)
     capture = Captured(reading.value, reading.text, completion)
     state = lm.before.answered(piece, capture, completion, list_append=node.list_append)
     return state.assigned(node.stop_text, Captured(stop, stop or "")) if node.stop_text else state
+
+
+def read(node: Gen, text: str, completion: Completion) -> Reading:
+    """What an answer says in its form."""
+    try:
+        return node.form.read(text)
+    except MalformedError as error:
+        if completion.finish_reason != "length":
+            raise
+        raise MalformedError(f"{error}; it was cut by the limit of tokens: give max_tokens= more") from error
 
 
 def ended(node: Gen, text: str) -> tuple[str, str | None]:

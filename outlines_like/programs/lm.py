@@ -296,7 +296,9 @@ class LM:
         """The log-probability of a generated capture, where its model tells it."""
         value = getattr(self.completion(name), "log_prob", None)
         if value is None:
-            raise ProgramError(f"{self.model} gives no log-probability for {name!r}")
+            raise ProgramError(
+                f"{self.model} gives no log-probability for {name!r}; ask for it where it is written, by logprobs=True"
+            )
         return float(value)
 
     @property
