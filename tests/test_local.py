@@ -288,7 +288,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "OUTLINES_LIKE_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(root), "PYTHONWARNINGS": "error"}
 
 
-@pytest.mark.parametrize("ending", [pytest.param(signal.SIGKILL, marks=pytest.mark.long), signal.SIGINT])
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
 def test_when_the_parent_ends_in_a_batch_its_worker_ends(folder: Path, tmp_path: Path, ending: signal.Signals) -> None:
     body = """
     for index, text, done in model.stream(["the cat"] * 64):

@@ -208,16 +208,16 @@ def test_a_chain_read_backwards_runs_each_part_once_on_a_real_model(model):
 
 
 @pytest.mark.parametrize(
-    "build",
+    ("build", "remedy"),
     [
-        lambda lm: lm + "text" + ol.gen("x"),
-        lambda lm: lm + ol.gen("x"),
-        lambda lm: lm + ol.user("Hi" + ol.gen("x")),
+        (lambda lm: lm + "text" + ol.gen("x"), "text stands outside all turns.* put it in `with user"),
+        (lambda lm: lm + ol.gen("x"), "put it in `with assistant"),
+        (lambda lm: lm + ol.user("Hi" + ol.gen("x")), "assistant"),
     ],
 )
-def test_a_real_chat_model_refuses_gens_outside_its_turns_where_they_are_written(model, build):
+def test_a_real_chat_model_refuses_gens_outside_its_turns_where_they_are_written(model, build, remedy):
     """G02."""
-    with pytest.raises(ol.errors.ProgramError, match=r"assistant|outside all turns"):
+    with pytest.raises(ol.errors.ProgramError, match=remedy):
         build(model)
 
 

@@ -201,7 +201,7 @@ def many_prompts() -> list[str]:
     return [form.replace("{}", thing) for form in forms for thing in things]
 
 
-@pytest.mark.parametrize("count", [16, pytest.param(64, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [64])
 def test_smollm2_writes_what_generate_writes_for_many_prompts(
     smol: Engine, smol_plain: Any, smol_tokenizer: Any, count: int
 ) -> None:
