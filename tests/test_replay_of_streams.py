@@ -275,9 +275,8 @@ def open_sockets(port):
     ]
 
 
-@pytest.mark.parametrize("times", [100])
 @pytest.mark.parametrize("operator", [None, ol.deltas, ol.map_values(str.upper)], ids=["plain", "deltas", "map_values"])
-def test_leaving_a_hundred_times_leaves_nothing(replay, times, operator, request):
+def test_leaving_a_hundred_times_leaves_nothing(replay, operator, request):
     """Each time all connections are closed within a second; no task, thread, socket or file stays."""
     bridge.wait(close_links)  # connections that other tests have kept alive would be counted, and end in the middle
     name = f"leave {request.node.callspec.id}".replace(" ", "-")
@@ -286,7 +285,7 @@ def test_leaving_a_hundred_times_leaves_nothing(replay, times, operator, request
     process = psutil.Process()
     counts = []
     with ol.cache.disabled():
-        for _ in range(times):
+        for _ in range(100):
             stream = model.stream(["a", "b"])
             for _ in stream if operator is None else stream | operator:
                 break
