@@ -194,7 +194,29 @@ class Reader(Generic[T]):
             self._pump.drop() if here else self._loop.call_soon_threadsafe(self._pump.drop)
 
 
-class Stream(Generic[T]):
+class Scoped:
+    """What ends with a ``with`` or ``async with`` block."""
+
+    def close(self) -> None:
+        """End it."""
+
+    async def aclose(self) -> None:
+        """The same, awaited."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+class Stream(Scoped, Generic[T]):
     """Things as they come, for ``for`` and for ``async for``: as a rule snapshots ``(index, value so far, done)``.
 
     Nothing runs until it is read. Reading again replays: it runs once, and who comes late sees the present, then
@@ -300,18 +322,6 @@ class Stream(Generic[T]):
         """End every ``async for`` over this stream; one that waits in another task sees it end."""
         for reader in list(self._awaited):
             await reader.aclose()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
 
 def reading(work: Work) -> Stream[Snapshot[Any]]:

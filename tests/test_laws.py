@@ -12,6 +12,7 @@ import outlines_like as ol
 from outlines_like import Completion, Failure, bridge
 from outlines_like.errors import ServerError
 from outlines_like.events import last_values, stack
+from outlines_like.layers import halted
 
 from .backends import Drawn, Shuffled, reply, requests_of, within
 
@@ -27,6 +28,7 @@ layer = st.one_of(
     st.just(("cached", lambda: ol.cached({}))),
     st.just(("deduped", ol.deduped)),
     st.just(("guarded", lambda: ol.guarded)),
+    st.just(("halted", lambda: halted)),
     st.builds(lambda size: (f"limited({size})", lambda: ol.limited(size)), st.integers(1, 3)),
     st.just(("retried", lambda: ol.retried(3, **SOON))),
     st.just(("tapped", lambda: ol.tapped(lambda burst: None))),

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import bridge
 from ..arrays import Grid
 from ..calling import Ends, Options, Work
 from ..events import Bursts, Failure, Snapshot
 from ..operators import text_of
-from ..streaming import BLOCKED, Lists, Reader, Stream
+from ..streaming import BLOCKED, Lists, Reader, Scoped, Stream
 from .evaluation import each_shown
 from .runs import Visit
 from .states import Part, part_of
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Watch:
+class Watch(Scoped):
     """A program that is watched instead of waited for: ``lm.stream() + f()``, for ``for`` and for ``async for``.
 
     Each item is a :class:`Part`. Nothing runs until it is iterated; iterating again tells again what is known. Leaving
@@ -66,18 +66,6 @@ class Watch:
     async def aclose(self) -> None:
         """End every ``async for``."""
         await self._parts.aclose()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
 
 async def parts(stream: Stream[Snapshot[Part]]) -> Lists[Part]:
