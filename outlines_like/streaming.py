@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, closing
 from contextvars import ContextVar, copy_context
 from functools import partial
@@ -94,6 +94,16 @@ class Run:
             self.home.retire()
 
 
+async def there(run: Run, work: Callable[[], Coroutine[Any, Any, U]]) -> U:
+    """Do ``work`` on the loop of ``run``; here, where that has ended after all was told, as then nobody else touches it."""
+    try:
+        return await across(run.loop, work())
+    except OutlinesError:
+        if not run.over:
+            raise
+        return await work()
+
+
 class Source:
     """Something that runs once for all who read it. When the last reader leaves early it is cancelled, to run afresh."""
 
@@ -139,8 +149,8 @@ class Source:
                 if run.error is not None:
                     raise run.error
                 return
-            await across(run.loop, run.follow(mailbox, index))
-            while (burst := await across(run.loop, mailbox.take())) is not None:
+            await there(run, partial(run.follow, mailbox, index))
+            while (burst := await there(run, mailbox.take)) is not None:
                 yield burst
                 if index is not None and burst[-1].done:
                     return

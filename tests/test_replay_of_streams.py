@@ -97,6 +97,34 @@ def test_threads_and_loops_may_read_together(steps):
     assert len(steps.log) == 1
 
 
+def test_who_was_held_up_while_the_loop_of_a_run_ended_misses_nothing(steps):
+    """The run was over before its loop ended, so all of it is told."""
+    stream = steps.model().stream("x")
+    begun = threading.Event()
+
+    async def first():
+        async for _ in stream:
+            begun.set()
+
+    async def held_up():
+        seen = []
+        async for snapshot in stream:
+            seen.append(snapshot)
+            for gate in steps.gates:
+                gate.set()
+            owner.join()  # this loop stands still until the other is closed
+        return seen
+
+    owner = threading.Thread(target=lambda: asyncio.run(first()))
+    owner.start()
+    steps.gates[0].set()
+    begun.wait()
+    seen = within(lambda: asyncio.run(held_up()), LIMIT)
+    assert seen[-1] == Snapshot((), "one two three", True)
+    assert [value for _, value, _ in seen] == sorted({value for _, value, _ in seen})
+    assert len(steps.log) == 1
+
+
 def test_what_ran_in_one_loop_replays_in_another():
     calls = []
 
