@@ -247,7 +247,7 @@ class Job(Generic[T]):
     def _settle(self, task: asyncio.Task[T]) -> None:
         self._task = None
         error = CancelledError() if task.cancelled() else task.exception()
-        self._value = None if error else task.result()
+        self._value = task.result() if error is None else None
         self._end(error)
 
     def _end(self, error: BaseException | None) -> None:

@@ -301,3 +301,27 @@ def test_equal_prompts_of_many_threads_are_one_request():
         thread.join(10)
     assert out == ["A"] * 3
     assert log == [1]
+
+
+class Hollow(Exception):
+    """An error that counts as false."""
+
+    def __len__(self):
+        return 0
+
+
+def test_an_error_that_counts_as_false_is_an_error():
+    async def fail():
+        raise Hollow("mine")
+
+    with pytest.raises(Hollow, match="mine"):
+        within(lambda: bridge.wait(fail), 5)
+
+
+def test_rows_may_fail_with_errors_that_count_as_false():
+    def f(x):
+        raise Hollow(x)
+
+    assert [str(error) for error in ol.vectorize(f, on_error="return")(["a", "b"])] == ["a", "b"]
+    with pytest.raises(Hollow, match="a"):
+        ol.vectorize(f)("a")
