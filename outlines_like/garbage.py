@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 BIG = 256  # rows from which on a call counts
-ROOM = 5000  # objects made between two collections meanwhile; Python's own figure is 700
+ROOM = 20_000  # objects made between two collections meanwhile; Python's own figure is 700
 
 
 class Thrift:

@@ -86,7 +86,7 @@ def test_no_imports_go_in_circles():
 
 HOMES = {
     "numpy": {"arrays", "lifting", "frames"},
-    "aiohttp": {"models/remote"},
+    "aiohttp": {"models/connections"},
     "torch": {"worker"},
     "transformers": {"worker"},
     "safetensors": {"worker"},

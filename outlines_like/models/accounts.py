@@ -15,6 +15,7 @@ from .masking import Mask, Secret
 
 OPENAI = "https://api.openai.com/v1"
 PATHS = {"chat": "/chat/completions", "completions": "/completions"}
+TOKEN = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 TELLING = re.compile(r"key|token|secret|sig|auth|pass|cookie|credential", re.IGNORECASE)
 
 
@@ -104,7 +105,9 @@ def checked(base_url: str) -> SplitResult:
 
 
 def checked_header(name: str, value: str) -> str:
-    """A header's value, if it may be one."""
+    """A header's value, if it and the name may be those of one."""
+    if not TOKEN.fullmatch(name):
+        raise ValueError(f"{name!r} is no name of a header (RFC 9110: letters, digits and some signs, no space or colon)")
     if not isinstance(value, str) or not value.isascii() or not value.isprintable():
         raise ValueError(f"the value for {name} is not a line of plain ASCII text (it is not shown, as it may be a secret)")
     return value

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import io
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
-from contextvars import ContextVar
+from contextlib import aclosing
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-import aiohttp
 import msgspec
 import yarl
-from aiohttp.http import HttpProcessingError
 
 from .. import bridge
 from ..checks import count
-from ..errors import AuthenticationError, MalformedError, ModelError, NotFoundError, TimedOutError, UnreachableError
+from ..errors import AuthenticationError, ModelError, NotFoundError, TimedOutError
 from ..events import Burst, Bursts, Elementwise, Event, Failure, Layer, subset
 from ..layers import Limit, batched, cached, deduped, halted, retried
 from ..requests import Request
@@ -28,21 +22,18 @@ from ..streams import interleave
 from . import quirks, refusals, wire
 from .accounts import PATHS, Account, Azure
 from .base import Model, Way
+from .connections import FAULTS, WIRE, Prepared, Response, Watch, Wire, drain, fault, session, unheard
 from .masking import bare
 from .orders import Orders
-from .pacing import CrowdedError, Pace, Speed, Turn, speed
+from .pacing import Pace, Speed, Turn, speed
 from .parameters import COMMON, Check, flag, number, plain, schema, text
 from .quirks import Dialect
 
-CONNECTING = 10.0  # seconds to reach a server
-KEPT = 4.0  # seconds that an idle connection is kept: less than most servers keep it
 LINGER = 1.0  # seconds to wait for the counts after all choices of a stream have ended
-DRAINING = 0.05  # seconds to wait for the end of a body whose last event was read
 JSON = "application/json"
+HEADERS = {"Content-Type": JSON, "Accept-Encoding": "gzip", "User-Agent": "outlines_like"}
 PLAIN = Dialect()
 REASON = 65536  # bytes of a refusal that are read
-FILES = "Lower concurrency=, or raise the limit by `ulimit -n`."
-FAULTS = (aiohttp.ClientError, HttpProcessingError, OSError, ValueError, EOFError, RecursionError)
 
 PARAMETERS: Mapping[str, Check] = {
     **COMMON,
@@ -104,62 +95,15 @@ class Deadlines:
             raise TimeoutError  # unless someone else cancelled too
 
 
-class Watch:
-    """Closes a response when it was silent for too long, or takes too long in all. It runs while we read."""
-
-    def __init__(self, response: aiohttp.ClientResponse, until: float) -> None:
-        self._response, self._until = response, until
-        self._loop = asyncio.get_running_loop()
-        self._handle = self._loop.call_at(until, self._close)
-        self.fired = False
-
-    def start(self, idle: float) -> None:
-        """Bear a silence of ``idle`` seconds from now on."""
-        self._handle = self._loop.call_at(min(self._loop.time() + idle, self._until), self._close)
-
-    def stop(self) -> None:
-        """Bear anything."""
-        self._handle.cancel()
-
-    def _close(self) -> None:
-        self.fired = True
-        self._response.close()
-
-
-class Wire:
-    """How a request went out: over a connection ``opened`` for it, or over one that was kept."""
-
-    __slots__ = ("opened",)
-
-    def __init__(self) -> None:
-        self.opened = False
-
-
-WIRE: ContextVar[Wire | None] = ContextVar("WIRE", default=None)
-
-
-def opened(address: aiohttp.AddrInfoType) -> socket.socket:
-    """A new socket, noted as such for the request that needs it."""
-    if (wire := WIRE.get()) is not None:
-        wire.opened = True
-    return socket.socket(*address[:3])
-
-
 class Link:
     """The connections to one server as one customer, and what was learnt about it. The library's loop owns it."""
 
     def __init__(self, account: Account, trust_env: bool) -> None:
-        headers = {"Content-Type": JSON, "Accept-Encoding": "gzip", "User-Agent": "outlines_like"}
-        self.session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT, ttl_dns_cache=60, socket_factory=opened),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers={**headers, **{name: value.reveal() for name, value in account.headers.items()}},
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECTING),
-            auto_decompress=False,  # aiohttp's own has no limit on what comes out
-            raise_for_status=False,
-            trust_env=trust_env,
-        )
+        shown = {name: value.reveal() for name, value in account.headers.items()}
+        self._session = session({**HEADERS, **shown}, trust_env)
         self.url = yarl.URL(account.url.reveal())
+        self._keyless = account.keyless
+        self._question: Prepared | None = None
         self.dialects: dict[str, Dialect] = {}
         self._deadlines: dict[float, Deadlines] = {}
 
@@ -183,9 +127,23 @@ class Link:
             self._deadlines[seconds] = Deadlines(seconds)
         return self._deadlines[seconds]
 
+    async def ask(self, body: bytes) -> Response:
+        """Put a question to the endpoint."""
+        self._question = self._question or await self._prepared("POST", self.url)
+        return await self._question.send(body)
+
+    async def exchange(self, method: str, path: str, body: bytes, kind: str) -> Response:
+        """Send a request to what stands :meth:`beside` the endpoint."""
+        return await (await self._prepared(method, self.beside(path), **{"Content-Type": kind})).send(body)
+
+    async def _prepared(self, method: str, url: yarl.URL, **headers: str) -> Prepared:
+        if self._keyless:
+            raise AuthenticationError("no API key is set")
+        return await Prepared.of(self._session, method, url, **headers)
+
     async def aclose(self) -> None:
         """Close all connections."""
-        await self.session.close()
+        await self._session.close()
 
 
 class Remote:
@@ -220,7 +178,7 @@ class Remote:
         async with self.pace("").turn(0.0):
             try:
                 with link.deadlines(self.settings.timeout):
-                    response = await self._sent(link, method, link.beside(path), body, kind)
+                    response = await link.exchange(method, path, body, kind)
                     if response.status != 200:
                         raise (await self._refusal(response))[1]
                     try:
@@ -230,7 +188,7 @@ class Remote:
             except ModelError:
                 raise
             except FAULTS as error:
-                raise self._fault(error) from None
+                raise fault(error, self.account.place, self.settings.timeout) from None
 
     def dialect(self, model: str) -> Dialect:
         """How requests for ``model`` are written."""
@@ -300,7 +258,7 @@ class Remote:
         except ModelError:
             raise
         except FAULTS as error:
-            raise self._fault(error) from None
+            raise fault(error, self.account.place, self.settings.timeout) from None
 
     async def _answers(self, link: Link, asked: Sequence[Request]) -> list[wire.Outcome]:
         response = await self._accepted(link, asked, live=False)
@@ -317,7 +275,7 @@ class Remote:
         if pace.weighs and (usage := wire.usage_of(answer)).prompt_tokens:
             pace.weigh(usage.prompt_tokens + usage.completion_tokens - quirks.weight(asked[0], len(asked)))
 
-    async def _accepted(self, link: Link, asked: Sequence[Request], *, live: bool) -> aiohttp.ClientResponse:
+    async def _accepted(self, link: Link, asked: Sequence[Request], *, live: bool) -> Response:
         """A response with status 200. What a refusal teaches about the server is kept, and tried at once."""
         model = asked[0].model
         while True:
@@ -333,29 +291,22 @@ class Remote:
                 raise error
             link.learn(model, known)
 
-    async def _post(self, link: Link, sent: Mapping[str, Any]) -> aiohttp.ClientResponse:
+    async def _post(self, link: Link, sent: Mapping[str, Any]) -> Response:
         body = msgspec.json.encode(sent)
         while True:
             WIRE.set(wire := Wire())
             try:
-                return await self._sent(link, "POST", link.url, body)
-            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+                return await link.ask(body)
+            except FAULTS as error:
                 if wire.opened or not unheard(error):
                     raise  # else the server had closed a connection that we kept, and every try uses up one of those
-
-    async def _sent(self, link: Link, method: str, url: yarl.URL, body: bytes, kind: str = JSON) -> aiohttp.ClientResponse:
-        if self.account.keyless:
-            raise AuthenticationError("no API key is set")
-        data = io.BytesIO(body) if len(body) > 2**19 else body  # aiohttp warns of bytes larger than 1 MiB
-        headers = {"Content-Type": kind} if kind != JSON else None
-        return await link.session.request(method, url, data=data, headers=headers, allow_redirects=False)
 
     def _hear(self, model: str, headers: Mapping[str, str]) -> None:
         """Take the server's word on what is left of its limits."""
         if told := refusals.allowances(headers, time.time()):
             self.pace(model).hear(told)
 
-    async def _refusal(self, response: aiohttp.ClientResponse) -> tuple[refusals.Said, ModelError]:
+    async def _refusal(self, response: Response) -> tuple[refusals.Said, ModelError]:
         """What a server that did not answer says instead."""
         try:
             said = refusals.said(await self._body(response, REASON))
@@ -367,7 +318,7 @@ class Remote:
             return said, self._elsewhere(response)
         error = refusals.refusal(response.status, response.headers, said, mask=self.account.mask, now=time.time())
         if isinstance(error, NotFoundError):
-            error.hint = self._lost(response.url.path)
+            error.hint = self._lost(response.path)
         return said, error
 
     def _lost(self, path: str) -> str:
@@ -376,7 +327,7 @@ class Remote:
             return f"Asked {self.account.place} for this model; check the model's name, and base_url= (most end in /v1)."
         return f"Asked for {path}; via='batch' needs a server with a Batch API."
 
-    def _elsewhere(self, response: aiohttp.ClientResponse) -> ModelError:
+    def _elsewhere(self, response: Response) -> ModelError:
         target = refusals.excerpt(response.headers.get("Location", "?").partition("?")[0], self.account.mask)
         return NotFoundError(f"{self.account.place} redirects to {target}; redirects are not followed", status=response.status)
 
@@ -384,16 +335,16 @@ class Remote:
         """The error that an answer with status 200 holds."""
         return refusals.inner_refusal(answer, headers, mask=self.account.mask, now=time.time())
 
-    async def _body(self, response: aiohttp.ClientResponse, limit: int = wire.LIMIT) -> bytes:
+    async def _body(self, response: Response, limit: int = wire.LIMIT) -> bytes:
         """All of a body, decoded, up to ``limit`` bytes."""
-        length = response.content_length
+        length = response.length
         if length is not None and length <= limit and "Content-Encoding" not in response.headers:
-            return await response.read()  # what its headers say already bounds it
+            return await response.content.read()  # what its headers say already bounds it
         parts: list[bytes] = []
         await self._read(response, parts.append, limit)
         return b"".join(parts)
 
-    async def _read(self, response: aiohttp.ClientResponse, hear: Callable[[bytes], object], limit: int) -> None:
+    async def _read(self, response: Response, hear: Callable[[bytes], object], limit: int) -> None:
         inflater = wire.Inflater(response.headers.get("Content-Encoding", ""), limit)
         async for part in response.content.iter_any():
             hear(inflater.feed(part))
@@ -419,7 +370,7 @@ class Remote:
         except ModelError:
             raise
         except FAULTS as error:
-            raise self._fault(error) from None
+            raise fault(error, self.account.place, self.settings.timeout) from None
         if telling.fault:
             raise telling.fault
 
@@ -428,7 +379,8 @@ class Remote:
         until = asyncio.get_running_loop().time() + self.settings.timeout
         async with asyncio.timeout_at(until):
             response = await self._accepted(link, asked, live=True)
-        watch = Watch(response, until)
+        silent = TimedOutError(f"{self.account.place} fell silent in the middle of an answer, or took too long for it")
+        watch = Watch(response, until, silent)
         try:
             if "json" in response.headers.get("Content-Type", ""):
                 telling.take(wire.decoded(await self._body(response)), partial(self._inner, response.headers))
@@ -438,15 +390,11 @@ class Remote:
                     yield burst
             if telling.ended:
                 await drain(response)
-        except aiohttp.ClientError:
-            if not watch.fired:
-                raise
-            telling.fail(TimedOutError(f"{self.account.place} fell silent in the middle of an answer, or took too long for it"))
         finally:
             watch.stop()
             response.close()
 
-    async def _pieces(self, response: aiohttp.ClientResponse, telling: wire.Telling, watch: Watch) -> Bursts:
+    async def _pieces(self, response: Response, telling: wire.Telling, watch: Watch) -> Bursts:
         """What is read, told apart. It ends when nothing that matters can follow."""
         inflater, framer = wire.Inflater(response.headers.get("Content-Encoding", ""), wire.STREAM_LIMIT), wire.Framer()
         refuse = partial(self._inner, response.headers)
@@ -461,45 +409,6 @@ class Remote:
         inflater.finish()
         if burst := [Event(*told, False) for told in telling.hear(framer.finish(), refuse)]:
             yield burst
-
-    def _fault(self, error: Exception) -> ModelError:
-        """Our error for one of the connection. It does not keep the original, which may hold the key."""
-        place = self.account.place
-        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-            return CrowdedError(f"no connection to {place}: this process may not open more files", hint=FILES)
-        match error:
-            case aiohttp.ConnectionTimeoutError():
-                return UnreachableError(f"no connection to {place} within {CONNECTING:g} s")
-            case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientConnectorSSLError():
-                return UnreachableError(f"no secure connection to {place} ({type(error).__name__})", retryable=False)
-            case aiohttp.ClientConnectorDNSError():
-                return UnreachableError(f"no connection to {place}: its name is not known")
-            case aiohttp.ClientConnectorError(os_error=ConnectionRefusedError()):
-                return UnreachableError(f"nothing listens at {place}")
-            case aiohttp.ClientConnectorError():
-                return UnreachableError(f"no connection to {place}: {error.os_error.strerror}")
-            case TimeoutError():
-                return TimedOutError(f"{place} did not answer within {self.settings.timeout:g} s")
-            case OSError() | EOFError() | aiohttp.ClientConnectionError() | aiohttp.ClientPayloadError():
-                return UnreachableError(
-                    f"the connection to {place} broke before the answer was complete ({type(error).__name__})"
-                )
-        return MalformedError(f"{place} does not speak HTTP as it should ({type(error).__name__})")
-
-
-def unheard(error: aiohttp.ClientError) -> bool:
-    """Whether a connection broke before any byte of an answer came."""
-    if isinstance(error, aiohttp.ServerDisconnectedError):
-        return isinstance(error.message, str)  # else it is the part of an answer that did come
-    return not isinstance(error, aiohttp.ClientConnectorError)
-
-
-async def drain(response: aiohttp.ClientResponse) -> None:
-    """Wait a moment for the end of a body, so that its connection can serve again."""
-    with suppress(TimeoutError, *FAULTS):
-        async with asyncio.timeout(DRAINING):
-            async for _ in response.content.iter_any():
-                pass
 
 
 def sharing(limit: Callable[[], Limit]) -> Layer:
