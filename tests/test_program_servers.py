@@ -4,6 +4,7 @@ import asyncio
 import base64
 import dataclasses
 import importlib.util
+import itertools
 import json
 import re
 import threading
@@ -194,6 +195,87 @@ def test_the_last_part_of_a_choice_is_one_of_the_options(smollm2):
     ends = [[*(smollm2.stream() + program)][-1] for program in (choice, choice + "")]
     assert ends[0].captures["x"] in ("item1", "item2")
     assert (ends[0].text, ends[0].captures) == (ends[1].text, ends[1].captures)
+
+
+LEAF = {"temperature": 0, "max_tokens": 3}
+
+
+def leaf(lm, word):
+    return lm + ol.user(word) + ol.assistant(ol.gen("said", **LEAF))
+
+
+async def async_leaf(lm, word):
+    await asyncio.sleep(0)
+    return leaf(lm, word)
+
+
+def round_(inner):
+    """A sync program that reads what it calls."""
+    return lambda lm, word: lm + inner(f"{word} {(lm + inner(word))['said']}")
+
+
+def async_round(inner):
+    """An async one."""
+
+    async def ring(lm, word):
+        before = await (lm + inner(word))
+        return lm + inner(f"{word} {before['said']}")
+
+    return ring
+
+
+MIXES = list(itertools.product((leaf, async_leaf), (round_, async_round), (round_, async_round)))
+
+
+def test_sync_in_async_in_sync_says_the_same_on_a_real_model(model):
+    """All eight mixes, in turn and at once, entered by a blocking read and by an await."""
+    programs = [ol.program(outer(ol.program(inner(ol.program(first))))) for first, inner, outer in MIXES]
+
+    async def awaited():
+        lms = await model.async_run_batched([made("Name a color.") for made in programs])
+        return [*lms, await (model + programs[1]("Name a color."))]
+
+    lms = model.run_batched([made("Name a color.") for made in programs])
+    texts = [str(model + programs[0]("Name a color.")), *map(str, lms), *map(str, asyncio.run(awaited()))]
+    assert set(texts) == {str(lms[0])}
+
+    def plain(depth, word):
+        """The same in plain calls: each round asks its inner one, and again with the answer."""
+        return model(word, **LEAF) if depth == 0 else plain(depth - 1, f"{word} {plain(depth - 1, word)}")
+
+    assert lms[0]["said"] == plain(2, "Name a color.")
+
+
+def test_captures_hold_what_was_said_on_a_real_model(model):
+    """Blocks, names with capitals, f-strings; what follows a block is no part of it."""
+
+    @ol.program
+    def named(lm):
+        lm += ol.user("Name a color.")
+        with ol.assistant(), ol.capture("CamelCaseName"):
+            lm += f"{ol.gen('inner', **GREEDY)}"
+        return lm + ol.user("Thanks.") + ol.assistant(ol.capture(ol.gen(**LEAF), "last"))
+
+    lm = model + named()
+    assert lm["CamelCaseName"] == lm["inner"] == model("Name a color.", **GREEDY)
+    assert str(lm) == f"Name a color.\n{lm['inner']}\nThanks.\n{lm['last']}"
+    assert [turn.role for turn in lm.messages] == ["user", "assistant"] * 2
+
+
+def test_a_choice_is_captured_on_a_local_model(smollm2):
+    chosen = ol.capture(ol.select(["bad", "quite bad"]), "my_var")
+    lms = smollm2.run_batched([ol.user(f"How is {word}?") + ol.assistant(chosen) for word in ("rain", "snow")])
+    assert all(lm["my_var"] in ("bad", "quite bad") for lm in lms)
+
+
+def test_forks_share_the_run_of_what_they_go_on_from(smollm2):
+    """Counted by the tokens that the engine wrote."""
+    with ol.cache.disabled():
+        before, start = smollm2.counts.written, smollm2 + ask("Name an animal.")
+        ends = [fork + ask(word) for fork, word in zip(start.fork(2), ["Why?", "Where?"], strict=True)]
+        assert ends[0].messages[:2] == ends[1].messages[:2] == start.messages
+        spent = [end.usage.completion_tokens for end in ends]
+        assert smollm2.counts.written - before == sum(spent) - start.usage.completion_tokens
 
 
 def test_a_chain_read_backwards_runs_each_part_once_on_a_real_model(model):
