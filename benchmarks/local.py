@@ -1,12 +1,13 @@
 """Local models against transformers' own ways of running them: tokens a second, side by side. Run it with `make bench-local`.
 
-`python benchmarks/local.py [ROUNDS] [--peer-venv=FOLDER] [--odd]`. Every figure is the median of rounds taken in turn, ours
+`python benchmarks/local.py [ROUNDS] [--vllm=FOLDER] [--llama=FOLDER] [--odd]`. Every figure is the median of rounds taken in turn, ours
 and theirs one after the other on the same two cores; compare ratios, not seconds. Where a peer is slow it answers only some
 of the prompts, since its rate does not depend on how many there are. The fifth column is what is left when the processor is
 shared with others: rates by the processor time that each side took; the last one is the most memory that our worker took.
 W1: 128 prompts of 10 to 200 tokens, greedy, up to 64 new tokens. W2: 16 questions after one prefix of about 700 tokens, 20
-samples each. W3: 512 yes-or-no questions, scores only. W4: W1's first 32 prompts, watched. `--peer-venv` names a virtual
-environment with vLLM in it, which is asked last (see `vllm_peer.py`); `--odd` runs W1's first 32 prompts on a small random
+samples each. W3: 512 yes-or-no questions, scores only. W4: W1's first 32 prompts, watched. `--vllm` names a virtual
+environment with vLLM in it (see `vllm_peer.py`), `--llama` a folder with the npm package node-llama-cpp (see
+`llama_peer.mjs`); both are asked last, beside a round of ours each. `--odd` runs W1's first 32 prompts on a small random
 GPT-NeoX too.
 """
 
@@ -30,7 +31,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPTNeoXConfig
 from workloads import few_shot, short_prompts, yes_or_no
 
 import outlines_like as ol
-from outlines_like.models.boxes import smollm2
+from outlines_like.models.boxes import smollm2, wheel_file
 from outlines_like.models.local import precision
 
 PARAMETERS = 135e6
@@ -203,47 +204,70 @@ def odd(dtype, prompts):
         ours.model.close()
 
 
-def vllm(venv, dtype, own):
-    """Lines about vLLM."""
-    command = [Path(venv) / "bin" / "python", Path(__file__).with_name("vllm_peer.py"), smollm2(), dtype, ",".join(own)]
+def beside(title, command, asked):
+    """Lines about a peer in a process of its own: ours is measured again, just before."""
+    own = {name: rates(work, prompts)[0] for name, (work, prompts) in asked.items()}
     done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True)
-    for line in done.stdout.splitlines():
-        if line.startswith("{"):
-            found = json.loads(line)
-            print(
-                f"vLLM {found['name']}: {found['rate']:.1f} a second; ours is {own[found['name']] / found['rate']:.1f} times it"
-            )
+    for found in map(json.loads, filter(lambda line: line.startswith("{"), done.stdout.splitlines())):
+        mine, rate = own[found["name"]], found["rate"]
+        print(f"| {title} {found['name']} | {mine:.1f} | {rate:.1f} | {mine / rate:.1f} |", flush=True)
 
 
-def main(rounds, venv, more):
+def llama_workloads(folder, asked):
+    """A file of what llama.cpp is asked."""
+    settings = {
+        "W1": {"temperature": 0, "max_tokens": 64},
+        "W2": {"temperature": 0.7, "max_tokens": 64, "n": 20, "stop": ["\n"]},
+    }
+    path = Path(folder) / "workloads.json"
+    path.write_text(json.dumps([{"name": name, "prompts": asked[name][1], **told} for name, told in settings.items()]))
+    return path
+
+
+def main(rounds, vllm, llama, more):
     """Print the table."""
     dtype = precision("auto", False)
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     peer, ours = Peer(dtype, smollm2()), Ours(dtype, smollm2())
-    short, long, asked = short_prompts(), few_shot(), yes_or_no()
+    asked = {
+        "W1": (ours.greedy, short_prompts()),
+        "W2": (ours.samples, few_shot()),
+        "W3": (ours.scores, yes_or_no()),
+    }
+    theirs = {
+        "W1": ("`generate`, sorted, padded, 32", peer.greedy, None),
+        "W2": ("`num_return_sequences=20`", peer.samples, 1),
+        "W3": ("padded batches of 32", peer.scores, 64),
+    }
     with ol.cache.disabled():
-        ours.greedy(short[:4]), peer.greedy(short[:4])
+        ours.greedy(asked["W1"][1][:4]), peer.greedy(asked["W1"][1][:4])
         rate = gemm(getattr(torch, dtype))
         most = rate / PARAMETERS / 2
         print(f"{dtype}, {rate / 1e9:.0f} GFLOP/s here now: at most {most:.0f} tokens/s; load {os.getloadavg()[0]:.1f}")
         print("| workload | ours | peer | ratio | by processor time | MiB |\n|---|---|---|---|---|---|")
         own = {
-            "W1": compare("W1 tokens/s; `generate`, sorted, padded, 32", (ours.greedy, short), (peer.greedy, short), rounds),
-            "W2": compare("W2 tokens/s; `num_return_sequences=20`", (ours.samples, long), (peer.samples, long[:1]), rounds),
-            "W3": compare("W3 rows/s; padded batches of 32", (ours.scores, asked), (peer.scores, asked[:64]), rounds),
+            name: compare(f"{name}; {title}", asked[name], (work, asked[name][1][:count]), rounds)
+            for name, (title, work, count) in theirs.items()
         }
-        watch(ours, short[:32])
+        watch(ours, asked["W1"][1][:32])
         if more:
-            odd(dtype, short[:32])
+            odd(dtype, asked["W1"][1][:32])
         print(f"W1 is {own['W1'] / most:.2f} of what the processor can do; load at the end {os.getloadavg()[0]:.1f}")
+        del peer, theirs
+        for _ in range(rounds):
+            if vllm:
+                command = [Path(vllm) / "bin" / "python", Path(__file__).with_name("vllm_peer.py"), smollm2(), dtype]
+                beside("vLLM", [*command, ",".join(asked)], asked)
+            if llama:
+                command = ["node", Path(__file__).with_name("llama_peer.mjs"), llama, wheel_file()]
+                beside("llama.cpp", [*command, llama_workloads(llama, asked)], {name: asked[name] for name in ("W1", "W2")})
     ours.model.close()
-    if venv:
-        vllm(venv, dtype, own)
 
 
 if __name__ == "__main__":
     given = argparse.ArgumentParser(description=__doc__)
     given.add_argument("rounds", nargs="?", type=int, default=3)
-    given.add_argument("--peer-venv")
+    given.add_argument("--vllm")
+    given.add_argument("--llama")
     given.add_argument("--odd", action="store_true")
-    main(given.parse_args().rounds, given.parse_args().peer_venv, given.parse_args().odd)
+    main(*vars(given.parse_args()).values())

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import RowErrors
 from ..events import Failure, last_values
-from ..garbage import seldom
 from .evaluation import each_settled
 from .runs import Visit
 
@@ -20,8 +19,7 @@ CONCURRENCY = 256
 
 async def settled(lms: Sequence[LM], visit: Visit, concurrency: int) -> list[Any]:
     """Each program, run, or its failure."""
-    with seldom(len(lms)):
-        return await last_values(each_settled(lms, visit, concurrency), len(lms))
+    return await last_values(each_settled(lms, visit, concurrency), len(lms))
 
 
 def outcomes(values: Sequence[Any], lms: Sequence[LM], on_error: str) -> list[Any]:

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from contextvars import Context, ContextVar, copy_context
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -31,6 +32,7 @@ BACK = (
     "{} read what it had built with `lm += ...`, where its reader saw it, and then returned something else. For a try that "
     "may be given up, write `attempt = lm + ...`"
 )
+PORTION = 128  # programs begun in one turn of the loop
 INSIDE: ContextVar[Any] = ContextVar("INSIDE", default=None)  # the loop that an async program's body runs in
 
 
@@ -322,15 +324,18 @@ class Crowd:
         self._calling = False
 
     def call(self) -> None:
-        """Let as many begin as there is room for. Those that end at once make room for others."""
+        """Let some begin for which there is room, and soon the next: what the first ask for is under way by then."""
         if self._calling:
             return
         self._calling = True
-        while len(self._walks) < self._size and (row := next(self._rows, None)) is not None:
+        begun = list(islice(self._rows, min(PORTION, self._size - len(self._walks))))
+        for row in begun:
             self._walks[row] = walk = Walk(self._lms[row], self._visit, partial(self._ended, row))
             walk.go()
         self._calling = False
-        if not self._walks:
+        if begun:
+            asyncio.get_running_loop().call_soon(self.call)
+        elif not self._walks:
             self.mailbox.close()
 
     def _ended(self, row: int, error: Exception | None) -> None:
@@ -340,6 +345,7 @@ class Crowd:
 
     def leave(self) -> None:
         """Give all of it up."""
+        self._rows = iter(())
         for walk in list(self._walks.values()):
             walk.leave()
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from .. import bridge, cache
 from ..errors import BlockingError, ProgramError
+from ..garbage import seldom
 from ..occasions import scope
 from ..operators import text_of
 from ..requests import Completion, Message, Terms, digest
@@ -329,14 +330,16 @@ class LM:
         place, "missing" leaves None.
         """
         blocked = self.unblocked("lm.run_batched(...)")
-        lms = [self + program for program in programs]
-        return outcomes(bridge.wait(settled, lms, Visit(blocked=blocked), concurrency), lms, on_error)
+        with seldom(len(programs := list(programs))):
+            lms = [self + program for program in programs]
+            values = bridge.wait(settled, lms, Visit(blocked=blocked), concurrency)
+        return outcomes(values, lms, on_error)
 
     async def async_run_batched(self, programs: Iterable[Any], *, on_error: str = "raise", concurrency: int = 256) -> list[Any]:
         """The same, awaited. Async programs run in this loop."""
-        lms = [self + program for program in programs]
         visit = Visit(host=asyncio.get_running_loop())
-        with arriving():
+        with arriving(), seldom(len(programs := list(programs))):
+            lms = [self + program for program in programs]
             values = await bridge.ask(settled(lms, visit, concurrency))
         return outcomes(values, lms, on_error)
 
