@@ -1,6 +1,6 @@
 """Local models against transformers' own ways of running them: tokens a second, side by side. Run it with `make bench-local`.
 
-`python benchmarks/local.py [ROUNDS] [--vllm=FOLDER] [--llama=FOLDER] [--odd]`. Every figure is the median of rounds taken in turn, ours
+`python benchmarks/local.py [ROUNDS] [--vllm=FOLDER] [--llama=FOLDER] [--odd]`. Figures are medians of rounds in turn, ours
 and theirs one after the other on the same two cores; compare ratios, not seconds. Where a peer is slow it answers only some
 of the prompts, since its rate does not depend on how many there are. The fifth column is what is left when the processor is
 shared with others: rates by the processor time that each side took; the last one is the most memory that our worker took.
