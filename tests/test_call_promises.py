@@ -356,7 +356,7 @@ async def interrupted(model: Any, prompts: list[str], log: list[Arrival], after:
 
 @pytest.mark.parametrize(
     ("interrupts", "calls", "concurrency", "window"),
-    [pytest.param(2, 60, 2, 0.2, id="small"), pytest.param(100, 300, 64, 0.05, marks=long, id="full")],
+    [pytest.param(2, 60, 2, 0.2, id="small"), pytest.param(300, 1000, 64, 0.05, marks=long, id="full")],
 )
 def test_what_was_answered_before_an_interrupt_is_kept(
     replay: Replay, tmp_path: Any, interrupts: int, calls: int, concurrency: int, window: float

@@ -392,7 +392,7 @@ print(len(times), sorted(times)[-1 - len(times) // 100])
 """
 
 
-@sized(2, 100)
+@sized(2, 300)
 def test_ctrl_c_gives_control_back_and_nothing_is_sent_after(replay: Replay, size: int) -> None:
     """L1 and L2: interrupts at random moments with 256 requests in flight; not a word is said of them."""
     url = replay.play("ctrl-c", respond(choices("pong"), wait=0.2))
@@ -501,7 +501,7 @@ def test_streams_that_are_left_close_their_connections(replay: Replay, way: str,
             stream = iter(model.stream(f"{k}"))
             next(stream)
             del stream
-            gc.collect()
+            gc.collect(1)  # it is young
         else:
             with contextlib.suppress(LookupError):
                 reading(model, [f"{k}"], LookupError if way == "exception" else None)
@@ -619,7 +619,7 @@ def test_addresses_in_prompts_are_text(replay: Replay, lure: str) -> None:
     assert replay.log("trap") == []
 
 
-@sized(40, 2000)
+@sized(40, 10_000)
 def test_odd_documents_are_answers_or_errors_of_ours(replay: Replay, size: int) -> None:
     """X5: deep, huge, with NaN, with keys twice, cut, garbled: a text or an error of ours, and no recursion."""
     dice = random.Random(11)

@@ -75,7 +75,7 @@ for i in range(first, first + 10**7):
 """
 
 
-@pytest.mark.parametrize(("kills", "every"), [pytest.param(4, 7, id="small"), pytest.param(200, 500, marks=long, id="full")])
+@pytest.mark.parametrize(("kills", "every"), [pytest.param(4, 7, id="small"), pytest.param(600, 500, marks=long, id="full")])
 def test_a_writer_killed_at_random_moments_loses_nothing_that_was_acknowledged(tmp_path: Path, kills: int, every: int) -> None:
     """S1."""
     draw, acknowledged, lost = random.Random(4), 0, 0
@@ -519,7 +519,7 @@ def test_rows_are_on_disk_soon_after_they_were_put(tmp_path: Path) -> None:
 # S9: nothing is evicted.
 
 
-@pytest.mark.parametrize("megabytes", sizes(4, 1200))
+@pytest.mark.parametrize("megabytes", sizes(4, 2100))
 def test_nothing_is_evicted_however_much_there_is(tmp_path: Path, megabytes: int) -> None:
     """S9: diskcache would silently drop what is beyond 1 GiB."""
     store = Store(tmp_path / "a")
@@ -736,7 +736,7 @@ class Shelves(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize(
-    ("examples", "steps"), [pytest.param(12, 20, id="small"), pytest.param(300, 100, marks=long, id="full")]
+    ("examples", "steps"), [pytest.param(12, 20, id="small"), pytest.param(800, 100, marks=long, id="full")]
 )
 def test_the_store_is_a_dict_whatever_happens(tmp_path: Path, examples: int, steps: int) -> None:
     """S13."""
