@@ -52,6 +52,23 @@ def test_a_lone_surrogate_inside_a_part_fails_its_row_alone(model, content):
     assert out[1] == "FINE"
 
 
+def test_a_speaker_that_no_model_knows_fails_his_row_alone(model, log):
+    said = [{"role": "system", "content": "be brief"}, {"role": "usr", "content": "hi"}]
+    error, fine = ol.vectorize(model, on_error="return")([said, "fine"])
+    assert isinstance(error, PromptError)
+    assert "message 1 has the role 'usr', which is none of system, developer, user, assistant" in str(error)
+    assert str(error).endswith("did you mean 'user'?")
+    assert fine == "FINE"
+    with pytest.raises(PromptError, match="message 0 has the role 'None'"):
+        model([{"role": None, "content": "hi"}])
+    assert [request.text for batch in log for request in batch] == ["fine"]
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool", "function"])
+def test_every_speaker_that_a_model_may_know_is_heard(model, role):
+    assert model([{"role": role, "content": "hi"}]) == "HI"
+
+
 def test_valid_text_outside_ascii_is_sent_as_it_is(model, log):
     texts = ["é", "e\u0301", "开心", "👍🏽", "\ufffd", "\u2028", "a\r\nb"]
     assert model(texts).tolist() == [text.upper() for text in texts]
