@@ -17,7 +17,7 @@ from ..streams import arriving
 from . import rendering
 from .batches import outcomes, settled
 from .blocks import BLOCK, Stamp, note_added
-from .evaluation import INSIDE, Stage, read
+from .evaluation import INSIDE, Stage, read, standing
 from .generation import UNFINISHED
 from .nodes import Apply, Assign, Gen, Node, Picture, Text, expression
 from .outputs import settings
@@ -263,23 +263,36 @@ class LM:
     __iter__ = None
 
     def __contains__(self, name: object) -> bool:
-        return name in self._read().closed()
+        return name in self._captures(name)
 
     def __getitem__(self, name: str) -> Any:
         return self._captured(name).value
 
+    def _captures(self, name: object) -> Mapping[str, Captured]:
+        """All captures; where a step failed, those that stand in spite of it, if ``name`` is one of them."""
+        try:
+            self._read()
+        except Exception:
+            if name not in standing(self, name):
+                raise
+        return standing(self, name)
+
     def _captured(self, name: str) -> Captured:
-        return found(self._read().closed(), name)
+        return found(self._captures(name), name)
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value of a capture, or ``default``."""
-        captures = self._read().closed()
+        captures = self._captures(name)
         return captures[name].value if name in captures else default
 
     async def get_async(self, name: str) -> Any:
         """The value of a capture, awaited."""
-        await self
-        return found(self.final.closed(), name).value
+        try:
+            await self
+        except Exception:
+            if name not in standing(self, name):
+                raise
+        return found(standing(self, name), name).value
 
     def text(self, name: str) -> Any:
         """The text of a capture as the model wrote it; of a list, a list of texts."""
