@@ -8,15 +8,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..arrays import plain
+from ..checks import count
+from ..errors import MalformedError
 from ..events import Burst, Bursts, Event, Failure
 from ..layers import batched, cached, deduped, limited, retried
 from ..occasions import identity, text_of
+from ..programs import outputs
 from ..requests import Completion, Request, Usage, digest
 from ..stops import cut
 from .base import Model, family
-from .parameters import COMMON, FORMS, Check
+from .parameters import COMMON, FORMS, Check, number
 
 PARAMETERS: Mapping[str, Check] = {**COMMON, **FORMS}
+READ: Mapping[str, Callable[[Any], outputs.Form]] = {
+    "choices": outputs.choice,
+    "regex": outputs.pattern,
+    "json_schema": outputs.schema,
+}
 Answer = Callable[[Request], str]
 Fail = Callable[[Request], Exception | None]
 
@@ -50,17 +58,23 @@ def fake(
 ) -> Model:
     """A model that answers each request with ``answer(request)``: by default the prompt, ``request.text``, in capitals.
 
-    ``log`` gets a list of requests for every call that reaches it; ``fail`` may give the error of a request; ``delay`` is the
-    seconds that a call takes. With ``chat`` it reads conversations, with ``prefill`` it goes on in the
-    middle of a turn. A watched answer comes word by word; ``stop`` and ``max_tokens`` (words) are kept.
+    ``log`` gets a list of requests for every call that reaches it; ``fail`` may give the error of a request, which is
+    tried again as a server would be; ``delay`` is the seconds that a call takes. With ``chat`` it reads
+    conversations, with ``prefill`` it goes on in the middle of a turn. A watched answer comes word by word; ``stop`` and
+    ``max_tokens`` (words) are kept, and an answer that is not in the form asked for (``choices``, ``regex``, ``json_schema``)
+    is a :class:`MalformedError`.
 
     >>> import outlines_like as ol
     >>> ol.models.fake()(["hi", "there"]).tolist()
     ['HI', 'THERE']
     """
 
-    if not callable(answer):
-        raise TypeError(f"a fake's answer is {answer!r:.60}; give a function of a request, say lambda request: request.text")
+    for role, given in (("answer", answer), ("fail", fail)):
+        if not callable(given):
+            raise TypeError(f"{role}={given!r:.60}; it takes a function of a request, like lambda request: request.text")
+
+    count("retries", retries, 0)
+    number(0)("delay", delay)
 
     async def run(requests: Sequence[Request]) -> Bursts:
         if log is not None:
@@ -93,10 +107,20 @@ def answer_to(request: Request, answer: Answer, fail: Fail) -> Completion | Fail
     return Failure(error) if error is not None else ended(answer(request), request)
 
 
-def ended(text: str, request: Request) -> Completion:
-    """The text as stop strings and limit leave it."""
-    text = cut(text, request.params.get("stop", ()))
+def ended(text: str, request: Request) -> Completion | Failure:
+    """The text as stop strings, form and limit leave it."""
+    try:
+        text = formed(cut(text, request.params.get("stop", ())), request.params)
+    except MalformedError as error:
+        return Failure(MalformedError(str(error), retryable=False))  # it would say the same again
     words, limit = text.split(" "), request.params.get("max_tokens", math.inf)
     if len(words) <= limit:
         return Completion(text, "stop", Usage(request.text.count(" ") + 1, len(words)))
     return Completion(" ".join(words[:limit]), "length", Usage(request.text.count(" ") + 1, limit))
+
+
+def formed(text: str, params: Mapping[str, Any]) -> str:
+    """The text in the form that it is held to, if it is in that."""
+    for name in READ.keys() & params.keys():
+        text = READ[name](params[name]).read(text).text
+    return text
