@@ -50,3 +50,10 @@ def test_what_a_fake_can_t_be_made_of_is_said(given):
     [name] = given
     with pytest.raises((TypeError, ValueError), match=f"{name}=.*; it takes a"):
         ol.models.fake(**given)
+
+
+def test_a_fake_tries_again_without_waiting():
+    log = []
+    down = iter([ServerError("down", retry_after=3600.0)] * 4)
+    assert ol.models.fake(log=log, fail=lambda request: next(down, None))("hi") == "HI"
+    assert len(log) == 5

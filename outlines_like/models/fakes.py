@@ -59,7 +59,7 @@ def fake(
     """A model that answers each request with ``answer(request)``: by default the prompt, ``request.text``, in capitals.
 
     ``log`` gets a list of requests for every call that reaches it; ``fail`` may give the error of a request, which is
-    tried again as a server would be; ``delay`` is the seconds that a call takes. With ``chat`` it reads
+    tried again as a server would be, without a wait; ``delay`` is the seconds that a call takes. With ``chat`` it reads
     conversations, with ``prefill`` it goes on in the middle of a turn. A watched answer comes word by word; ``stop`` and
     ``max_tokens`` (words) are kept, and an answer that is not in the form asked for (``choices``, ``regex``, ``json_schema``)
     is a :class:`MalformedError`.
@@ -89,7 +89,13 @@ def fake(
         yield [Event(i, answer) for i, answer in enumerate(answers)]
 
     batches = batched(by=family, concurrency=concurrency)
-    layers = [retried(retries + 1), limited(concurrency), batches, deduped("models"), cached()]
+    layers = [
+        retried(retries + 1, wait=lambda attempt, errors: 0.0),
+        limited(concurrency),
+        batches,
+        deduped("models"),
+        cached(),
+    ]
     kind = f"fake:{named(answer)}:{'chat' if chat else 'text'}"
     return Model(name, run, endpoint=kind, defaults=defaults, layers=layers, parameters=PARAMETERS, chat=chat, prefill=prefill)
 
