@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from . import arrays, frames
 from .arrays import Grid
-from .errors import RowErrors
+from .errors import RowErrors, SignatureError
 from .events import Burst, Bursts, Elementwise, Failure, Snapshot, subset
 from .garbage import seldom
-from .signatures import Signature, parse
+from .signatures import OPTIONS, Signature, parse
 from .streams import Pump, arriving, interleave
 from .targets import hasty
 
@@ -210,11 +210,13 @@ def choose(options: Options, given: Mapping[str, Any], form: inspect.Signature) 
     """``options`` with those that are ``given``, checked against the function's ``form``."""
     for name in given:
         if name not in Options._fields:
-            raise TypeError(f"vectorize has no option {name!r}; it takes concurrency, {', '.join(Options._fields)}")
+            raise TypeError(f"vectorize has no option {name!r}; it takes {', '.join(OPTIONS)}")
     chosen = options._replace(**given)
     if chosen.on_error not in ON_ERROR:
         raise ValueError(f"on_error={chosen.on_error!r}; it is one of {', '.join(map(repr, ON_ERROR))}")
-    signature = parse(chosen.signature) if isinstance(chosen.signature, str) else chosen.signature
+    signature = chosen.signature if isinstance(chosen.signature, Signature | None) else parse(chosen.signature)
+    if signature is not None and signature is not options.signature:
+        check_inputs(signature, form)
     excluded = (chosen.excluded,) if isinstance(chosen.excluded, (str, int)) else tuple(chosen.excluded)
     check_excluded(excluded, form)
     return chosen._replace(signature=signature, excluded=excluded, progress=shower(chosen.progress))
@@ -227,6 +229,16 @@ def shower(progress: Any) -> Callable[[int, int], object] | None:
     if progress and not callable(progress):
         raise TypeError(f"progress={progress!r}; it is True, or a function of rows done and rows in all")
     return progress or None
+
+
+def check_inputs(signature: Signature, form: inspect.Signature) -> None:
+    """A signature tells of arguments that the function takes."""
+    kinds, takes = {p.kind for p in form.parameters.values()}, ", ".join(form.parameters) or "none"
+    if len(signature.inputs) > len(form.parameters) and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        raise SignatureError(f"the signature has {len(signature.inputs)} inputs, but the function's arguments are {takes}")
+    for name, _ in signature.inputs:
+        if name is not None and name not in form.parameters and inspect.Parameter.VAR_KEYWORD not in kinds:
+            raise SignatureError(f"the signature names {name!r}, but the function's arguments are {takes}")
 
 
 def check_excluded(excluded: Sequence[int | str], form: inspect.Signature) -> None:

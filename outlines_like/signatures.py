@@ -45,6 +45,8 @@ def parse(text: str) -> Signature:
 
     A dimension may be optional: for ``(m?)`` a scalar is taken as it is.
     """
+    if not isinstance(text, str):
+        raise TypeError(f"signature={text!r:.60}; it takes a text, as '(),(m)->(s)'")
     sides = text.split("->")
     if len(sides) != 2:
         raise SignatureError(f"signature {text!r} has {len(sides) - 1} arrows; write one, as in '(),(m)->(s)'")
@@ -103,15 +105,17 @@ def bind(form: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, An
     return found
 
 
-ELSEWHERE = {"n": "write samples=", **dict.fromkeys(("on_error", "fail_fast", "progress"), "it goes into vectorize(...)")}
+OPTIONS = ("signature", "excluded", "concurrency", "via", "on_error", "fail_fast", "progress", "partial")
 
 
 def hint(form: inspect.Signature, kwargs: Mapping[str, Any]) -> str:
     """A word on misspelt keywords."""
-    for name in kwargs:
-        if name not in form.parameters and name in ELSEWHERE:
-            return f"; {ELSEWHERE[name]}"
-        if name not in form.parameters and (near := nearest(name, [*form.parameters, "samples"])):
+    for name, value in kwargs.items():
+        if name in form.parameters:
+            continue
+        if name in OPTIONS:
+            return f"; it is given where the function is lifted: vectorize(..., {name}={value!r:.40})(...)"
+        if near := "samples" if name == "n" else nearest(name, [*form.parameters, "samples"]):
             return f"; did you mean {near!r}?"
     return ""
 
