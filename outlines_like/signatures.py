@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from .errors import SignatureError
@@ -106,18 +106,31 @@ def bind(form: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, An
 
 
 OPTIONS = ("signature", "excluded", "concurrency", "via", "on_error", "fail_fast", "progress", "partial")
+LIFTED = "it is given where the function is lifted: vectorize(..., {name}={value!r:.40})(...)"
+SERVED = (
+    "a model behind a server takes json_schema=, or on vLLM extra_body={{'structured_outputs': {{'%s': {value!r:.80}}}}}; "
+    "in a program, %s(...) finds what it takes"
+)
+ELSEWHERE = {
+    **dict.fromkeys(OPTIONS, LIFTED),
+    "n": "write samples={value!r:.40}",
+    "choices": SERVED % ("choice", "select"),
+    "regex": SERVED % ("regex", "regex"),
+}
 
 
 def hint(form: inspect.Signature, kwargs: Mapping[str, Any]) -> str:
-    """A word on misspelt keywords."""
-    for name, value in kwargs.items():
-        if name in form.parameters:
-            continue
-        if name in OPTIONS:
-            return f"; it is given where the function is lifted: vectorize(..., {name}={value!r:.40})(...)"
-        if near := "samples" if name == "n" else nearest(name, [*form.parameters, "samples"]):
-            return f"; did you mean {near!r}?"
-    return ""
+    """A word on keywords that are not taken."""
+    strange = [name for name in kwargs if name not in form.parameters]
+    return f"; {advice(strange[0], kwargs[strange[0]], [*form.parameters, 'samples'])}" if strange else ""
+
+
+def advice(name: str, value: Any, names: Collection[str]) -> str:
+    """What to do where only ``names`` are taken."""
+    if name in ELSEWHERE:
+        return ELSEWHERE[name].format(name=name, value=value)
+    near = nearest(name, names)
+    return f"did you mean {near!r}?" if near else f"it takes {', '.join(names)}"
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:

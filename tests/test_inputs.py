@@ -101,6 +101,32 @@ def test_a_misspelt_parameter_names_the_nearest(model, log, name, near):
 
 
 @pytest.mark.parametrize(
+    ("make", "given", "said"),
+    [
+        (ol.models.fake, {"dealy": 1}, "did you mean 'delay'"),
+        (ol.models.transformers, {"devise": "cpu"}, "did you mean 'device'"),
+        (ol.models.openai, {"base_ulr": "x"}, "did you mean 'base_url'"),
+        (ol.models.openai, {"zzz": 1}, "it takes max_tokens, .*, extra_body, model, base_url, api_key"),
+        (ol.models.openai, {"choices": ["a"]}, r"on vLLM extra_body={'structured_outputs': {'choice': \['a'\]}}"),
+    ],
+    ids=str,
+)
+def test_what_a_model_is_not_made_with_is_named(tmp_path, make, given, said):
+    place = {"base_url": "http://localhost:1"} if make is ol.models.openai else {}
+    (tmp_path / "config.json").touch()
+    (tmp_path / "tokenizer.json").touch()
+    with pytest.raises(TypeError, match=said):
+        make(*([] if make is ol.models.fake else [str(tmp_path)]), **place, **given)
+
+
+@pytest.mark.parametrize("form", [{"choices": ["a", "b"]}, {"regex": "a|b"}], ids=str)
+def test_a_form_that_servers_take_each_in_its_own_way_is_explained(form):
+    model = ol.models.openai("x", base_url="http://localhost:1")
+    with pytest.raises(TypeError, match=r"json_schema=, or on vLLM extra_body=.*; in a program, (select|regex)\(\.\.\.\)"):
+        model("x", **form)
+
+
+@pytest.mark.parametrize(
     "setting",
     [
         {"stop": ""},

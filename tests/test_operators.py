@@ -608,3 +608,20 @@ def test_ctrl_c_ends_a_stream_at_once(chain):
     assert out.count("closed") == 2
     assert err.splitlines()[-1] == "KeyboardInterrupt"
     assert not any(word in err for word in ("never", "ignored", "destroyed", "Unclosed", "Warning"))
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        (lambda stream: ol.deltas([1]), r"deltas\(\[1\]\): too many .*; write stream \| deltas\(\)"),
+        (lambda stream: ol.collect("text"), r"collect\('text'\): .*; write stream \| collect\(\)"),
+        (lambda stream: ol.timeout(5), r"timeout\(5\): .*; write stream \| timeout\(idle\)"),
+        (lambda stream: stream | ol.take, r"take\(\): missing .* 'n'; write stream \| take\(n\)"),
+        (lambda stream: ol.map_values(stream), r"map_values\(\): missing .* 'fn'"),
+        (lambda stream: stream | 3, r"stream \| 3; behind the bar stands an operator"),
+        (lambda stream: (ol.models.fake().stream() + "x") | 3, r"stream \| 3; behind the bar stands an operator"),
+    ],
+)
+def test_what_no_operator_takes_is_refused_where_it_is_written(written, said):
+    with pytest.raises(TypeError, match=said):
+        written(ol.models.fake().stream("x"))

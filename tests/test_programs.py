@@ -860,3 +860,23 @@ def test_context_variables_travel_into_programs():
         unstored = counted.model + "x" + ask()
     assert unstored["a"] == "[1]"
     assert counted.asked[0].terms.mode == "disabled"
+
+
+@pytest.mark.parametrize("name", [slice(0, 2), 0, None], ids=str)
+def test_captures_are_read_by_name_and_nothing_runs_for_what_is_none(name):
+    counted = Counted()
+    lm = counted.model + "x" + ol.gen("a")
+    for read in (lm.__getitem__, lm.get, lm.__contains__, lm.text):
+        with pytest.raises(TypeError, match="captures are read by their names; for all text so far write str"):
+            read(name)
+    assert counted.runs == 0
+
+
+def test_a_program_grows_on_the_right():
+    model = ol.models.fake()
+    with pytest.raises(TypeError, match=r"'x' . lm: a program grows on the right"):
+        "x" + (model + "y")
+    with pytest.raises(TypeError, match=r"'x' . model: a program begins with its model"):
+        "x" + model
+    with pytest.raises(TypeError, match=r"0 . lm: a program grows on the right"):
+        sum([model + "y"])

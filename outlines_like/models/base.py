@@ -9,7 +9,7 @@ from contextlib import aclosing
 from functools import cached_property
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, NamedTuple, Self, overload
+from typing import Any, NamedTuple, NoReturn, Self, overload
 
 from msgspec.structs import replace
 
@@ -293,6 +293,9 @@ class Model:
 
     def __add__(self, other: Any) -> LM:
         return self.program.grown(other)
+
+    def __radd__(self, other: Any) -> NoReturn:
+        raise TypeError(f"{other!r:.60} + model: a program begins with its model; write `model + ...`")
 
     def run_batched(self, programs: Iterable[Any], *, on_error: str = "raise", concurrency: int = 256) -> list[Any]:
         """``[model + p for p in programs]``, run at the same time. See :meth:`LM.run_batched`."""

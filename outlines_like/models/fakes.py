@@ -17,7 +17,7 @@ from ..programs import outputs
 from ..requests import Completion, Request, Usage, digest
 from ..stops import cut
 from .base import Model, family
-from .parameters import COMMON, FORMS, Check, number
+from .parameters import COMMON, FORMS, Check, number, preset
 
 PARAMETERS: Mapping[str, Check] = {**COMMON, **FORMS}
 READ: Mapping[str, Callable[[Any], outputs.Form]] = {
@@ -97,7 +97,16 @@ def fake(
         cached(),
     ]
     kind = f"fake:{named(answer)}:{'chat' if chat else 'text'}"
-    return Model(name, run, endpoint=kind, defaults=defaults, layers=layers, parameters=PARAMETERS, chat=chat, prefill=prefill)
+    return Model(
+        name,
+        run,
+        endpoint=kind,
+        defaults=preset(fake, defaults, PARAMETERS),
+        layers=layers,
+        parameters=PARAMETERS,
+        chat=chat,
+        prefill=prefill,
+    )
 
 
 def growing(answers: Sequence[Completion | Failure]) -> Iterator[Burst]:

@@ -26,7 +26,7 @@ from .connections import FAULTS, WIRE, Prepared, Response, Watch, Wire, drain, f
 from .masking import bare
 from .orders import Orders
 from .pacing import Pace, Speed, Turn, speed
-from .parameters import COMMON, Check, flag, number, plain, schema, text
+from .parameters import COMMON, Check, flag, number, plain, preset, schema, text
 from .quirks import Dialect
 
 LINGER = 1.0  # seconds to wait for the counts after all choices of a stream have ended
@@ -472,7 +472,7 @@ def openai(
         model,
         remote.run,
         endpoint=f"{endpoint} {account.place}" + (" prefill" if prefill else ""),
-        defaults=defaults,
+        defaults=preset(openai, defaults, PARAMETERS),
         layers=layers_of(remote, model, retries),
         parameters=PARAMETERS,
         company=remote.company,

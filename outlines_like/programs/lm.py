@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Generator, Iterable, Mapping
 from contextvars import Context, copy_context
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 from .. import bridge, cache
 from ..errors import BlockingError, ProgramError
@@ -140,6 +140,11 @@ class LM:
     def __add__(self, other: Any) -> LM:
         return self.grown(other)
 
+    def __radd__(self, other: Any) -> NoReturn:
+        raise TypeError(
+            f"{other!r:.60} + lm: a program grows on the right; write `lm + ...`, and to put words first `model + ...`"
+        )
+
     def __iadd__(self, other: Any) -> LM:
         """``lm = lm + other``, where there is no way back: a watched program shows such steps when it reads them."""
         grown = self.grown(other)
@@ -270,6 +275,8 @@ class LM:
 
     def _captures(self, name: object) -> Mapping[str, Captured]:
         """All captures; where a step failed, those that stand in spite of it, if ``name`` is one of them."""
+        if not isinstance(name, str):
+            raise TypeError(f"lm[{name!r:.60}]: captures are read by their names; for all text so far write str(lm)")
         try:
             self._read()
         except Exception:
