@@ -99,8 +99,10 @@ class Work:
         return whole
 
     def failed(self, errors: Mapping[int, Exception], partial: Any) -> RowErrors:
-        """The errors of all failed rows as one."""
-        named = {arrays.index_of(i, self.shape): error for i, error in errors.items()}
+        """The errors of all failed rows as one, those first that others came of."""
+        causes = set(map(id, errors.values()))
+        rows = sorted(errors, key=lambda i: id(errors[i].__cause__) in causes)
+        named = {arrays.index_of(i, self.shape): errors[i] for i in rows}
         index, error = next(iter(named.items()))
         text = f"{len(errors)} of {len(self.rows)} rows failed; the first, at {index}: {type(error).__name__}: {error}"
         return RowErrors(text, named, partial)
