@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from .calling import Index
+from .checks import count
 from .events import Failure, Snapshot
 from .models.notices import in_notebook
 from .operators import Cells, chunks, text_of
@@ -119,7 +120,7 @@ def watch(stream: Stream[Any], *, height: int = 20) -> Any:
     Which rows run, their last words, how many are done or failed, and how fast it goes (a token counts as four letters);
     ``height`` rows at most. It needs ``rich`` in a terminal, nothing in a notebook.
     """
-    cells, board = Cells(stream.work), Board(len(stream.work.rows), height)
+    cells, board = Cells(stream.work), Board(len(stream.work.rows), count("height", height))
     with (notebook if in_notebook() else terminal)(board) as show:
         for chunk in stream | chunks(every=EVERY):
             board.note(chunk)

@@ -119,6 +119,13 @@ def test_what_a_model_is_not_made_with_is_named(tmp_path, make, given, said):
         make(*([] if make is ol.models.fake else [str(tmp_path)]), **place, **given)
 
 
+@pytest.mark.parametrize("name", ["timeout", "idle_timeout"])
+@pytest.mark.parametrize("value", [0, -1, float("inf"), None], ids=str)
+def test_a_server_is_waited_for_some_time(name, value):
+    with pytest.raises(ValueError, match=f"{name}={value}; it takes a finite number of seconds above 0"):
+        ol.models.openai("x", base_url="http://localhost:1", **{name: value})
+
+
 @pytest.mark.parametrize("form", [{"choices": ["a", "b"]}, {"regex": "a|b"}], ids=str)
 def test_a_form_that_servers_take_each_in_its_own_way_is_explained(form):
     model = ol.models.openai("x", base_url="http://localhost:1")

@@ -880,3 +880,24 @@ def test_a_program_grows_on_the_right():
         "x" + model
     with pytest.raises(TypeError, match=r"0 . lm: a program grows on the right"):
         sum([model + "y"])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [({"concurrency": 0}, "concurrency=0; it takes"), ({"on_error": "stop"}, "on_error='stop'; it is one of")],
+)
+async def test_a_batch_that_can_t_be_run_so_is_refused_before_anything_is_sent(given, said):
+    counted = Counted()
+    lm = counted.model + "x"
+    with pytest.raises(ValueError, match=said):
+        lm.run_batched([ol.gen("a")], **given)
+    with pytest.raises(ValueError, match=said):
+        await lm.async_run_batched([ol.gen("a")], **given)
+    assert counted.runs == 0
+
+
+def test_a_program_is_forked_a_number_of_times():
+    lm = ol.models.fake() + "x"
+    assert lm.fork(0) == []
+    with pytest.raises(ValueError, match="n=-1; it takes a whole number of at least 0"):
+        lm.fork(-1)

@@ -13,7 +13,7 @@ import msgspec
 import yarl
 
 from .. import bridge
-from ..checks import count
+from ..checks import count, seconds
 from ..errors import AuthenticationError, ModelError, NotFoundError, TimedOutError
 from ..events import Burst, Bursts, Elementwise, Event, Failure, Layer, subset
 from ..layers import Limit, batched, cached, deduped, halted, retried
@@ -460,8 +460,7 @@ def openai(
     """
     if endpoint not in PATHS:
         raise ValueError(f"endpoint={endpoint!r}; it is {' or '.join(map(repr, PATHS))}")
-    for name, seconds in (("timeout", timeout), ("idle_timeout", idle_timeout)):
-        number(0)(name, seconds)
+    timeout, idle_timeout = seconds("timeout", timeout), seconds("idle_timeout", idle_timeout)
     count("retries", retries, 0)
     bounds = speed(concurrency, rpm, tpm)
     azure = None if api_version is None else Azure(api_version, model)

@@ -9,13 +9,14 @@ from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 from .. import bridge, cache
+from ..checks import count
 from ..errors import BlockingError, ProgramError
 from ..occasions import scope
 from ..operators import text_of
 from ..requests import Completion, Message, Terms, digest
 from ..streams import arriving
 from . import rendering
-from .batches import outcomes, settled
+from .batches import check_batch, outcomes, settled
 from .blocks import BLOCK, Stamp, note_added
 from .evaluation import INSIDE, Stage, read, standing
 from .generation import UNFINISHED
@@ -215,7 +216,7 @@ class LM:
 
     def fork(self, n: int) -> list[LM]:
         """``n`` programs that go on from here, each with draws of its own."""
-        return [self + Text("") for _ in range(n)]
+        return [self + Text("") for _ in range(count("n", n, 0))]
 
     def retry(self) -> LM:
         """The same program, where what has failed may run again. What went well stays."""
@@ -349,11 +350,13 @@ class LM:
         place, "missing" leaves None.
         """
         blocked = self.unblocked("lm.run_batched(...)")
+        check_batch(on_error, concurrency)
         lms = [self + program for program in programs]
         return outcomes(bridge.wait(settled, lms, Visit(blocked=blocked), concurrency), lms, on_error)
 
     async def async_run_batched(self, programs: Iterable[Any], *, on_error: str = "raise", concurrency: int = 256) -> list[Any]:
         """The same, awaited. Async programs run in this loop."""
+        check_batch(on_error, concurrency)
         lms = [self + program for program in programs]
         visit = Visit(host=asyncio.get_running_loop())
         with arriving():
