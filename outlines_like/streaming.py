@@ -141,6 +141,12 @@ class Source:
                 run.gone = True
             return not run.readers
 
+    @property
+    def state(self) -> str:
+        """How far it is."""
+        run = self._run
+        return "not begun" if run is None or run.gone else "over" if run.over else "under way"
+
     async def read(self, index: Index | None = None) -> Lists[Any]:
         """Follow all rows, or one."""
         run, mailbox = self._enter(), Mailbox()
@@ -337,6 +343,10 @@ class Stream(Scoped, Generic[T]):
         """End every ``async for`` over this stream; one that waits in another task sees it end."""
         for reader in list(self._awaited):
             await reader.aclose()
+
+    def __repr__(self) -> str:
+        rows = f" of {len(self._work.rows)} row{'s' * (len(self._work.rows) != 1)}" if self._work else ""
+        return f"<stream{rows}, {self._source.state}>" if self._source else f"<stream{rows}>"
 
 
 def reading(work: Work) -> Stream[Snapshot[Any]]:
