@@ -20,7 +20,7 @@ from ..layers import Limit, batched, cached, deduped, halted, retried
 from ..requests import Request
 from ..streams import interleave
 from . import quirks, refusals, wire
-from .accounts import PATHS, Account, Azure
+from .accounts import PATHS, Account, Azure, beside
 from .base import Model, Way
 from .connections import FAULTS, WIRE, Prepared, Response, Watch, Wire, drain, fault, session, unheard
 from .masking import bare
@@ -118,8 +118,7 @@ class Link:
     def beside(self, path: str) -> yarl.URL:
         """The address of ``path``, which may have a query, on the level of the endpoints' own paths."""
         there = yarl.URL(path)
-        base = next(self.url.path.removesuffix(end) for end in PATHS.values() if self.url.path.endswith(end))
-        return self.url.with_path(base + there.path).with_query({**self.url.query, **there.query})
+        return self.url.with_path(beside(self.url.path) + there.path).with_query({**self.url.query, **there.query})
 
     def deadlines(self, seconds: float) -> Deadlines:
         """Bounds the time of each request."""
