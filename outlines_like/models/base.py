@@ -308,7 +308,7 @@ class Model:
     @property
     def prefilled_tokens(self) -> int:
         """How many tokens of prompts a local model has read so far. What prompts share counts once."""
-        return int(self.counts.prefilled) if self.counts else 0
+        return int(getattr(self.counts, "prefilled", 0))
 
     def close(self) -> None:
         """End what runs for this model, and for others that are the same. The next call starts it anew."""

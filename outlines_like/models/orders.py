@@ -123,6 +123,7 @@ class Bureau:
             except ModelError as error:
                 if not error.retryable:
                     raise
+                self._remote.counts.retried += 1
                 await asyncio.sleep(backoff(attempt, [error]))
         return await work()
 
@@ -332,6 +333,7 @@ class Trip:
             if known != dialect:
                 self._remote.learn(request.model, known)
                 return []
+        self._remote.counts.spend(told.usage)
         found = told.outcomes(choices, request.params.get("stop", ()), mask, time.time())
         if len(found) < choices:
             self._remote.learn(request.model, Dialect(choices=max(1, len(found))))

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from ..checks import count
 from ..errors import ModelError, RateLimitError, TimedOutError, UnreachableError
 from ..layers import Limit
+from .counting import Counts
 from .parameters import number
 from .refusals import Allowance
 
@@ -191,12 +192,12 @@ def overloaded(error: ModelError) -> bool:
 
 
 class Turn:
-    """A request's leave to go out, as a context. How it ends is what the pace learns from."""
+    """A request's leave to go out, as a context. How it ends is counted, and what the pace learns from."""
 
-    __slots__ = ("_era", "_pace", "_trying", "_weight")
+    __slots__ = ("_counts", "_era", "_pace", "_trying", "_weight")
 
-    def __init__(self, pace: Pace, weight: float) -> None:
-        self._pace, self._weight = pace, weight
+    def __init__(self, pace: Pace, weight: float, counts: Counts) -> None:
+        self._pace, self._weight, self._counts = pace, weight, counts
 
     async def __aenter__(self) -> None:
         pace = self._pace
@@ -211,6 +212,7 @@ class Turn:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         pace = self._pace
         pace.wire.leave()
+        self._counts.end(error)
         if kind is None or (isinstance(error, ModelError) and not error.retryable):
             pace.succeeded(self._era)
         elif isinstance(error, ModelError):
@@ -258,9 +260,9 @@ class Pace:
         """Whether it matters how many tokens a request has."""
         return "tpm" in self._buckets or "tokens" in self._buckets
 
-    def turn(self, weight: float = 0.0) -> Turn:
+    def turn(self, weight: float, counts: Counts) -> Turn:
         """Leave for one request of ``weight`` tokens. Waits as long as the server wants, and for its place."""
-        return Turn(self, weight)
+        return Turn(self, weight, counts)
 
     async def cleared(self, weight: float) -> bool:
         """Wait until nothing speaks against sending; whether the request tries a server that is out of order."""
