@@ -132,6 +132,26 @@ def test_no_fault_is_sent_more_often_than_the_tries_allow(
     assert len(replay.log(case)) == 3
 
 
+@pytest.mark.parametrize("how", ["function", "pipe", "programs"])
+def test_a_refused_key_is_shown_few_times_by_calls_that_know_nothing_of_each_other(
+    replay: Replay, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A lifted function asks row by row, and so do a pipe and programs: after 20 refusals in a row the rest is not sent."""
+    monkeypatch.setattr(pacing, "REST", 60.0)
+    refused = respond({"error": {"message": "bad key"}}, "401 Unauthorized", "Retry-After: 3600")
+    model = model_at(replay.play(f"refused-{how}", refused), concurrency=16)
+    rows = [f"p{i}" for i in range(400)]
+    ways: dict[str, Callable[[], Any]] = {
+        "function": lambda: ol.vectorize(lambda row: model(row), concurrency=16, on_error="return")(rows),
+        "pipe": lambda: ol.pipe(str, model, concurrency=16, on_error="return")(rows),
+        "programs": lambda: model.run_batched([ol.user(row) + ol.assistant(ol.gen()) for row in rows], on_error="return"),
+    }
+    got = ways[how]()
+    assert {type(error) for error in got} == {AuthenticationError}
+    assert len(replay.log(f"refused-{how}")) <= 20 + 3 * 16
+    assert "not sent, as" in str(got[-1])
+
+
 FATES = [
     ("refused", respond({"error": "slow down"}, "429 Wait")),
     ("refused", respond({}, "500 Oops")),

@@ -116,13 +116,17 @@ class Bucket:
 
 
 class Breaker:
-    """Spares a server that only fails: one request at a time tries it, and if all of those fail too, who waits is told."""
+    """Spares a server that only fails: one request at a time tries it, and if all of those fail too, who waits is told.
+
+    Where it refuses for good, as for a key, who would have to wait is told at once.
+    """
 
     def __init__(self) -> None:
         self.streak = 0  # failures in a row
         self._since = self._next = self._last = 0.0
         self._rest, self._trying = REST, False
         self._news: asyncio.Future[ModelError | None] | None = None
+        self._verdict: ModelError | None = None
 
     @property
     def closed(self) -> bool:
@@ -138,6 +142,8 @@ class Breaker:
             if not self._trying and loop.time() >= self._next:
                 self._trying = True
                 return True
+            if self._verdict is not None:
+                raise given_up(self._verdict, self.streak)
             await self._heard(None if self._trying else self._next - loop.time())
         return False
 
@@ -157,6 +163,7 @@ class Breaker:
     def fail(self, error: ModelError, trying: bool, now: float) -> None:
         """Hear that it failed. When it has for too long, all who wait are told."""
         self.streak, self._last = self.streak + 1, now
+        self._verdict = error if error.hopeless else None
         if self.streak == TRIP:
             self._since, self._next, self._rest = now, now + REST, REST
         if not trying:
@@ -213,7 +220,7 @@ class Turn:
         pace = self._pace
         pace.wire.leave()
         self._counts.end(error)
-        if kind is None or (isinstance(error, ModelError) and not error.retryable):
+        if kind is None or (isinstance(error, ModelError) and not error.retryable and not error.hopeless):
             pace.succeeded(self._era)
         elif isinstance(error, ModelError):
             pace.failed(error, self._era, self._trying)
@@ -293,10 +300,10 @@ class Pace:
             self._resize()
 
     def failed(self, error: ModelError, era: int, trying: bool) -> None:
-        """Hear that it failed in a way that may pass."""
+        """Hear that it failed in a way that may pass, or that no other would be spared."""
         now = asyncio.get_running_loop().time()
         self.breaker.fail(error, trying, now)
-        if error.retry_after is not None:
+        if error.retryable and error.retry_after is not None:
             self._gate = max(self._gate, now + error.retry_after)
         if overloaded(error):
             self.window.cut(era)
