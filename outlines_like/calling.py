@@ -214,14 +214,22 @@ def choose(options: Options, given: Mapping[str, Any], form: inspect.Signature) 
         if name not in Options._fields:
             raise TypeError(f"vectorize has no option {name!r}; it takes {', '.join(OPTIONS)}")
     chosen = options._replace(**given)
-    if chosen.on_error not in ON_ERROR:
-        raise ValueError(f"on_error={chosen.on_error!r}; it is one of {', '.join(map(repr, ON_ERROR))}")
+    check_choices(chosen)
     signature = chosen.signature if isinstance(chosen.signature, Signature | None) else parse(chosen.signature)
     if signature is not None and signature is not options.signature:
         check_inputs(signature, form)
-    excluded = (chosen.excluded,) if isinstance(chosen.excluded, (str, int)) else tuple(chosen.excluded)
+    excluded = tuple(chosen.excluded) if isinstance(chosen.excluded, (tuple, list, set, frozenset)) else (chosen.excluded,)
     check_excluded(excluded, form)
     return chosen._replace(signature=signature, excluded=excluded, progress=shower(chosen.progress))
+
+
+def check_choices(options: Options) -> None:
+    """Of some options there are few."""
+    if options.on_error not in ON_ERROR:
+        raise ValueError(f"on_error={options.on_error!r}; it is one of {', '.join(map(repr, ON_ERROR))}")
+    for name, value in (("fail_fast", options.fail_fast), ("partial", options.partial)):
+        if not isinstance(value, bool):
+            raise TypeError(f"{name}={value!r}; it is True or False")
 
 
 def shower(progress: Any) -> Callable[[int, int], object] | None:

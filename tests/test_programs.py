@@ -866,8 +866,8 @@ def test_context_variables_travel_into_programs():
 def test_captures_are_read_by_name_and_nothing_runs_for_what_is_none(name):
     counted = Counted()
     lm = counted.model + "x" + ol.gen("a")
-    for read in (lm.__getitem__, lm.get, lm.__contains__, lm.text):
-        with pytest.raises(TypeError, match="captures are read by their names; for all text so far write str"):
+    for read in (lm.__getitem__, lm.get, lm.__contains__, lm.text, lm.remove, lambda name: lm.set(name, 1)):
+        with pytest.raises(TypeError, match=r"the name of a capture is text, not .*; all text so far is str"):
             read(name)
     assert counted.runs == 0
 

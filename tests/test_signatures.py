@@ -234,3 +234,17 @@ def test_an_error_fills_the_core_of_its_cell():
     assert out[0].tolist() == ["a", "a"]
     assert [type(cell) for cell in out[1]] == [LookupError, LookupError]
     assert ol.vectorize(f, signature="()->(s)", on_error="missing")(["a", "b"]).tolist() == [["a", "a"], [None, None]]
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"fail_fast": "no"}, "fail_fast='no'; it is True or False"),
+        ({"partial": 1}, "partial=1; it is True or False"),
+        ({"excluded": 1.5}, "excluded=1.5 is no argument of the function, which takes obj"),
+        ({"on_eror": "raise"}, "vectorize has no option 'on_eror'; it takes signature, excluded, concurrency, via"),
+    ],
+)
+def test_an_option_that_means_nothing_is_refused(option, said):
+    with pytest.raises((TypeError, ValueError), match=said):
+        ol.vectorize(len, **option)

@@ -208,10 +208,12 @@ class LM:
 
     def set(self, name: str, value: Any) -> LM:
         """The program with a capture set to ``value``."""
+        check_name(name)
         return self + Assign(name, value)
 
     def remove(self, name: str) -> LM:
         """The program without the capture ``name``."""
+        check_name(name)
         return self + Assign(name, remove=True)
 
     def fork(self, n: int) -> list[LM]:
@@ -276,8 +278,7 @@ class LM:
 
     def _captures(self, name: object) -> Mapping[str, Captured]:
         """All captures; where a step failed, those that stand in spite of it, if ``name`` is one of them."""
-        if not isinstance(name, str):
-            raise TypeError(f"lm[{name!r:.60}]: captures are read by their names; for all text so far write str(lm)")
+        check_name(name)
         try:
             self._read()
         except Exception:
@@ -295,6 +296,7 @@ class LM:
 
     async def get_async(self, name: str) -> Any:
         """The value of a capture, awaited."""
+        check_name(name)
         try:
             await self
         except Exception:
@@ -382,6 +384,12 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
+
+
+def check_name(name: object) -> None:
+    """Captures have names."""
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a capture is text, not {name!r:.60}; all text so far is str(lm)")
 
 
 def found(captures: Mapping[str, Captured], name: str) -> Captured:
