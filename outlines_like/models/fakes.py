@@ -43,6 +43,15 @@ def named(answer: Answer) -> str:
         return digest(plain([type(answer).__qualname__, text_of(code)]))
 
 
+def check(answer: object, fail: object, delay: float, retries: int) -> None:
+    """What a fake may be made of."""
+    for name, given in (("answer", answer), ("fail", fail)):
+        if not callable(given):
+            raise TypeError(f"{name}={given!r:.60}; it takes a function of a request, like lambda request: request.text")
+    number(0)("delay", delay)
+    count("retries", retries, 0)
+
+
 def fake(
     answer: Answer = shout,
     *,
@@ -68,13 +77,7 @@ def fake(
     >>> ol.models.fake()(["hi", "there"]).tolist()
     ['HI', 'THERE']
     """
-
-    for role, given in (("answer", answer), ("fail", fail)):
-        if not callable(given):
-            raise TypeError(f"{role}={given!r:.60}; it takes a function of a request, like lambda request: request.text")
-
-    count("retries", retries, 0)
-    number(0)("delay", delay)
+    check(answer, fail, delay, retries)
 
     async def run(requests: Sequence[Request]) -> Bursts:
         if log is not None:
