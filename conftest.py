@@ -2,6 +2,7 @@
 
 import gc
 import importlib.util
+import os
 import signal
 import sys
 
@@ -12,6 +13,8 @@ from outlines_like import bridge
 pytest_plugins = [name for name in ("tests.local_fixtures", "tests.remote_fixtures") if importlib.util.find_spec(name)]
 
 sys.modules["uvloop"] = None  # here everything runs on asyncio's own loop; the tests' scripts run on uvloop
+for name in ("COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"):  # what is shown does not hang on whose terminal it is
+    os.environ.pop(name, None)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started us with Ctrl-C ignored
 
 

@@ -61,7 +61,7 @@ def main():
         base = ol.models.transformers("smollm2-135m", raw=True, deterministic=True)
         chat = ol.models.transformers("smollm2-135m", deterministic=True)
         (moods, answers, names), written = tour(base, chat)
-        print(f"\nA column of reviews: shape {moods.shape}")
+        print(f"A column of reviews: shape {moods.shape}")
         for review, mood in zip(REVIEWS, moods, strict=True):
             print(f"  {mood.strip():9} {review}")
         show("A grid of prompts", answers)

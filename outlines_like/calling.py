@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from . import arrays, frames
 from .arrays import Grid
-from .errors import RowErrors
+from .errors import RowErrors, SignatureError
 from .events import Burst, Bursts, Elementwise, Failure, Snapshot, subset
 from .garbage import seldom
-from .signatures import Signature, parse
+from .signatures import OPTIONS, Signature, parse
 from .streams import Pump, arriving, interleave
 from .targets import hasty
 
@@ -99,8 +99,10 @@ class Work:
         return whole
 
     def failed(self, errors: Mapping[int, Exception], partial: Any) -> RowErrors:
-        """The errors of all failed rows as one."""
-        named = {arrays.index_of(i, self.shape): error for i, error in errors.items()}
+        """The errors of all failed rows as one, those first that others came of."""
+        causes = set(map(id, errors.values()))
+        rows = sorted(errors, key=lambda i: id(errors[i].__cause__) in causes)
+        named = {arrays.index_of(i, self.shape): errors[i] for i in rows}
         index, error = next(iter(named.items()))
         text = f"{len(errors)} of {len(self.rows)} rows failed; the first, at {index}: {type(error).__name__}: {error}"
         return RowErrors(text, named, partial)
@@ -210,14 +212,24 @@ def choose(options: Options, given: Mapping[str, Any], form: inspect.Signature) 
     """``options`` with those that are ``given``, checked against the function's ``form``."""
     for name in given:
         if name not in Options._fields:
-            raise TypeError(f"vectorize has no option {name!r}; it takes concurrency, {', '.join(Options._fields)}")
+            raise TypeError(f"vectorize has no option {name!r}; it takes {', '.join(OPTIONS)}")
     chosen = options._replace(**given)
-    if chosen.on_error not in ON_ERROR:
-        raise ValueError(f"on_error={chosen.on_error!r}; it is one of {', '.join(map(repr, ON_ERROR))}")
-    signature = parse(chosen.signature) if isinstance(chosen.signature, str) else chosen.signature
-    excluded = (chosen.excluded,) if isinstance(chosen.excluded, (str, int)) else tuple(chosen.excluded)
+    check_choices(chosen)
+    signature = chosen.signature if isinstance(chosen.signature, Signature | None) else parse(chosen.signature)
+    if signature is not None and signature is not options.signature:
+        check_inputs(signature, form)
+    excluded = tuple(chosen.excluded) if isinstance(chosen.excluded, (tuple, list, set, frozenset)) else (chosen.excluded,)
     check_excluded(excluded, form)
     return chosen._replace(signature=signature, excluded=excluded, progress=shower(chosen.progress))
+
+
+def check_choices(options: Options) -> None:
+    """Of some options there are few."""
+    if options.on_error not in ON_ERROR:
+        raise ValueError(f"on_error={options.on_error!r}; it is one of {', '.join(map(repr, ON_ERROR))}")
+    for name, value in (("fail_fast", options.fail_fast), ("partial", options.partial)):
+        if not isinstance(value, bool):
+            raise TypeError(f"{name}={value!r}; it is True or False")
 
 
 def shower(progress: Any) -> Callable[[int, int], object] | None:
@@ -227,6 +239,16 @@ def shower(progress: Any) -> Callable[[int, int], object] | None:
     if progress and not callable(progress):
         raise TypeError(f"progress={progress!r}; it is True, or a function of rows done and rows in all")
     return progress or None
+
+
+def check_inputs(signature: Signature, form: inspect.Signature) -> None:
+    """A signature tells of arguments that the function takes."""
+    kinds, takes = {p.kind for p in form.parameters.values()}, ", ".join(form.parameters) or "none"
+    if len(signature.inputs) > len(form.parameters) and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        raise SignatureError(f"the signature has {len(signature.inputs)} inputs, but the function's arguments are {takes}")
+    for name, _ in signature.inputs:
+        if name is not None and name not in form.parameters and inspect.Parameter.VAR_KEYWORD not in kinds:
+            raise SignatureError(f"the signature names {name!r}, but the function's arguments are {takes}")
 
 
 def check_excluded(excluded: Sequence[int | str], form: inspect.Signature) -> None:

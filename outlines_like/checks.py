@@ -27,6 +27,6 @@ def seconds(name: str, value: Any) -> float:
     >>> seconds("timeout", 2)
     2.0
     """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise ValueError(f"{name}={value!r}; it takes a number of seconds above 0")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise ValueError(f"{name}={value!r}; it takes a finite number of seconds above 0")
     return float(value)

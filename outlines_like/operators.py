@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing
-from functools import singledispatch
+from functools import partial, singledispatch
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ import msgspec
 
 from .arrays import unflatten
 from .calling import Ends, Index, Work
-from .checks import count
+from .checks import count, seconds
 from .errors import MalformedError, TimedOutError
 from .events import Failure, Snapshot
 from .requests import Completion
@@ -233,8 +233,8 @@ async def peek(stream: Stream[Any], fn: Callable[[Any], object]) -> Lists[Any]:
             yield burst
 
 
-@operator
-async def take(stream: Stream[Any], n: int) -> Lists[Any]:
+@curried
+def take(stream: Stream[T], n: int) -> Stream[T]:
     """The first ``n`` things that come; then what is behind is left.
 
     >>> import outlines_like as ol
@@ -242,6 +242,11 @@ async def take(stream: Stream[Any], n: int) -> Lists[Any]:
     [((), 'SO'), ((), ' IT')]
     """
     count("n", n, 0)
+    return stream.derived(lambda part: taken(part, n))
+
+
+async def taken(stream: Stream[T], n: int) -> Lists[T]:
+    """The first ``n`` things."""
     async with stream.bursts() as bursts:
         while n > 0 and (burst := await anext(bursts, None)) is not None:
             n -= len(burst)
@@ -256,7 +261,7 @@ def first(stream: Stream[Any], n: int = 1) -> Stream[Snapshot[Any]]:
     >>> list(ol.models.fake(concurrency=1).stream(["a", "b"]) | ol.first(1))
     [Snapshot(index=(0,), value='A', done=True)]
     """
-    count("n", n, 0)
+    count("n", n)
     return stream.once(lambda part: firsts(part, n))
 
 
@@ -387,18 +392,24 @@ def tee(stream: Stream[T], n: int = 2) -> tuple[Stream[T], ...]:
     """
     source = stream.shared()
     return tuple(
-        Stream(lambda ends: source.read(), stream._work, source=source, ours=stream.ours) for _ in range(count("n", n, 0))
+        Stream(lambda ends: source.read(), stream._work, source=source, ours=stream.ours) for _ in range(count("n", n))
     )
 
 
-@operator
-async def timeout(stream: Stream[Any], *, idle: float) -> Lists[Any]:
+@curried
+def timeout(stream: Stream[T], *, idle: float) -> Stream[T]:
     """The same stream; a :class:`TimedOutError` where nothing comes for ``idle`` seconds.
 
     >>> import outlines_like as ol
     >>> ol.models.fake().stream("in time") | ol.timeout(idle=60) | ol.collect
     'IN TIME'
     """
+    seconds("idle", idle)
+    return stream.derived(lambda part: prompt(part, idle))
+
+
+async def prompt(stream: Stream[T], idle: float) -> Lists[T]:
+    """What comes, if it never keeps one waiting for ``idle`` seconds."""
     async with stream.bursts() as bursts:
         while True:
             try:
@@ -413,8 +424,8 @@ async def timeout(stream: Stream[Any], *, idle: float) -> Lists[Any]:
             yield burst
 
 
-@operator
-async def chunks(stream: Stream[Any], n: int | None = None, *, every: float | None = None) -> Lists[list[Any]]:
+@curried
+def chunks(stream: Stream[T], n: int | None = None, *, every: float | None = None) -> Stream[list[T]]:
     """Lists of ``n`` things, or of what came in the ``every`` seconds after the first; at the end what is left.
 
     >>> import outlines_like as ol
@@ -423,20 +434,31 @@ async def chunks(stream: Stream[Any], n: int | None = None, *, every: float | No
     """
     if (n is None) == (every is None):
         raise TypeError(f"chunks(n={n!r}, every={every!r}): give one of them")
-    async with stream.bursts() as bursts:
-        async with aclosing(groups(bursts, count("n", n)) if every is None else windows(bursts, every)) as parts:
-            async for part in parts:
-                yield [part]
+    cut = partial(groups, n=count("n", n)) if every is None else partial(windows, length=seconds("every", every))
+    return stream.derived(lambda part: listed(part, cut))
 
 
-@operator
-async def throttle(stream: Stream[Any], every: float) -> Lists[Any]:
+async def listed(stream: Stream[T], cut: Callable[[Lists[T]], Lists[T]]) -> Lists[list[T]]:
+    """What ``cut`` puts together, as lists."""
+    async with stream.bursts() as bursts, aclosing(cut(bursts)) as parts:
+        async for part in parts:
+            yield [part]
+
+
+@curried
+def throttle(stream: Stream[T], every: float) -> Stream[T]:
     """At most one burst in ``every`` seconds, with the latest snapshot of each row: no answer is left out.
 
     >>> import outlines_like as ol
     >>> [text for _, text, _ in ol.models.fake().stream("so it goes") | ol.throttle(0.2)]
     ['SO IT GOES']
     """
+    seconds("every", every)
+    return stream.derived(lambda part: slowed(part, every))
+
+
+async def slowed(stream: Stream[T], every: float) -> Lists[T]:
+    """What is newest after each ``every`` seconds."""
     async with stream.bursts() as bursts, aclosing(windows(bursts, every)) as parts:
         async for part in parts:
             yield newest(part)
@@ -459,13 +481,13 @@ async def groups(bursts: Lists[T], n: int) -> Lists[T]:
         yield held
 
 
-async def windows(bursts: Lists[T], seconds: float) -> Lists[T]:
-    """What came in the ``seconds`` after the first of it, at a time. An error comes after what came before it."""
+async def windows(bursts: Lists[T], length: float) -> Lists[T]:
+    """What came in the ``length`` seconds after the first of it, at a time. An error comes after what came before it."""
     loop = asyncio.get_running_loop()
     steps = {"next": step(bursts)}
     try:
         while (burst := await steps["next"]) is not None:
-            held, until = list(burst), loop.time() + seconds
+            held, until = list(burst), loop.time() + length
             steps["next"] = step(bursts)
             while held and not await ended(steps["next"], until - loop.time()):
                 held += steps["next"].result() or []
@@ -475,9 +497,9 @@ async def windows(bursts: Lists[T], seconds: float) -> Lists[T]:
         await dismiss(list(steps.values()))
 
 
-async def ended(task: asyncio.Task[Any], seconds: float) -> bool:
-    """Whether ``task`` brings nothing more within ``seconds``."""
-    await asyncio.wait([task], timeout=max(0.0, seconds))
+async def ended(task: asyncio.Task[Any], left: float) -> bool:
+    """Whether ``task`` brings nothing more in the seconds that are left."""
+    await asyncio.wait([task], timeout=max(0.0, left))
     return not task.done() or task.cancelled() or task.exception() is not None or task.result() is None
 
 

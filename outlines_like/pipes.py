@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from .arrays import Call
-from .calling import Options, choose
+from .calling import Options
 from .events import Burst, Bursts, Event, Failure, Layer, stack
 from .layers import batched
 from .lifting import Lifted, lift
@@ -151,6 +151,4 @@ def pipe(*stages: Callable[..., Any], **options: Any) -> Lifted[Any]:
     lifted = [lift(stage) for stage in stages]
     first = lifted[0]
     target = PipeTarget(tuple(lifted), signature=first.options.signature)
-    return Lifted(
-        target, first.fn, choose(Options(excluded=first.options.excluded), options, first.__signature__), first.__signature__
-    )
+    return lift(Lifted(target, first.fn, Options(excluded=first.options.excluded), first.__signature__), **options)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from .errors import SignatureError
@@ -45,6 +45,8 @@ def parse(text: str) -> Signature:
 
     A dimension may be optional: for ``(m?)`` a scalar is taken as it is.
     """
+    if not isinstance(text, str):
+        raise TypeError(f"signature={text!r:.60}; it takes a text, as '(),(m)->(s)'")
     sides = text.split("->")
     if len(sides) != 2:
         raise SignatureError(f"signature {text!r} has {len(sides) - 1} arrows; write one, as in '(),(m)->(s)'")
@@ -103,17 +105,32 @@ def bind(form: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, An
     return found
 
 
-ELSEWHERE = {"n": "write samples=", **dict.fromkeys(("on_error", "fail_fast", "progress"), "it goes into vectorize(...)")}
+OPTIONS = ("signature", "excluded", "concurrency", "via", "on_error", "fail_fast", "progress", "partial")
+LIFTED = "it is given where the function is lifted: vectorize(..., {name}={value!r:.40})(...)"
+SERVED = (
+    "a model behind a server takes json_schema=, or on vLLM extra_body={{'structured_outputs': {{'%s': {value!r:.80}}}}}; "
+    "in a program, %s(...) finds what it takes"
+)
+ELSEWHERE = {
+    **dict.fromkeys(OPTIONS, LIFTED),
+    "n": "write samples={value!r:.40}",
+    "choices": SERVED % ("choice", "select"),
+    "regex": SERVED % ("regex", "regex"),
+}
 
 
 def hint(form: inspect.Signature, kwargs: Mapping[str, Any]) -> str:
-    """A word on misspelt keywords."""
-    for name in kwargs:
-        if name not in form.parameters and name in ELSEWHERE:
-            return f"; {ELSEWHERE[name]}"
-        if name not in form.parameters and (near := nearest(name, [*form.parameters, "samples"])):
-            return f"; did you mean {near!r}?"
-    return ""
+    """A word on keywords that are not taken."""
+    strange = [name for name in kwargs if name not in form.parameters]
+    return f"; {advice(strange[0], kwargs[strange[0]], [*form.parameters, 'samples'])}" if strange else ""
+
+
+def advice(name: str, value: Any, names: Collection[str]) -> str:
+    """What to do where only ``names`` are taken."""
+    if name in ELSEWHERE:
+        return ELSEWHERE[name].format(name=name, value=value)
+    near = nearest(name, names)
+    return f"did you mean {near!r}?" if near else f"it takes {', '.join(names)}"
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:

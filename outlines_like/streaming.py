@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, closing
 from contextvars import ContextVar, copy_context
 from functools import partial
@@ -139,6 +140,12 @@ class Source:
             if not run.readers and not run.over:
                 run.gone = True
             return not run.readers
+
+    @property
+    def state(self) -> str:
+        """How far it is."""
+        run = self._run
+        return "not begun" if run is None or run.gone else "over" if run.over else "under way"
 
     async def read(self, index: Index | None = None) -> Lists[Any]:
         """Follow all rows, or one."""
@@ -318,6 +325,10 @@ class Stream(Scoped, Generic[T]):
         return reader
 
     def __or__(self, operator: Callable[[Stream[T]], U]) -> U:
+        if not callable(operator):
+            raise TypeError(
+                f"stream | {operator!r:.60}; behind the bar stands an operator, like deltas, or a function of a stream"
+            )
         return operator(self)
 
     def close(self) -> None:
@@ -332,6 +343,10 @@ class Stream(Scoped, Generic[T]):
         """End every ``async for`` over this stream; one that waits in another task sees it end."""
         for reader in list(self._awaited):
             await reader.aclose()
+
+    def __repr__(self) -> str:
+        rows = f" of {len(self._work.rows)} row{'s' * (len(self._work.rows) != 1)}" if self._work else ""
+        return f"<stream{rows}, {self._source.state}>" if self._source else f"<stream{rows}>"
 
 
 def reading(work: Work) -> Stream[Snapshot[Any]]:
@@ -376,13 +391,25 @@ class Curried(Protocol[P, V]):
 def curried(fn: Callable[Concatenate[Stream[Any], P], U]) -> Curried[P, U]:
     """Let ``fn(stream, ...)`` also be written ``stream | fn(...)``."""
 
+    form = inspect.signature(fn)
+
     @functools.wraps(fn)
     def applied(*args: Any, **kwargs: Any) -> Any:
-        if args and isinstance(args[0], Streamable):
-            return fn(args[0].as_stream(), *args[1:], **kwargs)
-        return lambda stream: fn(as_stream(stream), *args, **kwargs)
+        streams, more = (args[:1], args[1:]) if args and isinstance(args[0], Streamable) else ((), args)
+        check_call(fn.__name__, form, more, kwargs)
+        return fn(as_stream(streams[0]), *more, **kwargs) if streams else lambda stream: fn(as_stream(stream), *more, **kwargs)
 
     return applied
+
+
+def check_call(name: str, form: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse what an operator does not take beside its stream."""
+    try:
+        form.bind(None, *args, **kwargs)
+    except TypeError as error:
+        given = ", ".join(f"{value!r:.40}" for value in (*args, *kwargs.values()))
+        takes = ", ".join(list(form.parameters)[1:])
+        raise TypeError(f"{name}({given}): {error}; write stream | {name}({takes})") from None
 
 
 def operator(fn: Callable[Concatenate[Stream[Any], P], Lists[U]]) -> Curried[P, Stream[U]]:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from .calling import Index
+from .checks import count
 from .events import Failure, Snapshot
 from .models.notices import in_notebook
 from .operators import Cells, chunks, text_of
@@ -110,6 +111,8 @@ def terminal(board: Board) -> Iterator[Callable[[], object]]:
 
     with Live(picture(), auto_refresh=False) as live:
         yield lambda: live.update(picture(), refresh=True)
+    if not live.console.is_terminal:
+        live.console.line()  # rich ends the last line in terminals only
 
 
 @curried
@@ -118,8 +121,19 @@ def watch(stream: Stream[Any], *, height: int = 20) -> Any:
 
     Which rows run, their last words, how many are done or failed, and how fast it goes (a token counts as four letters);
     ``height`` rows at most. It needs ``rich`` in a terminal, nothing in a notebook.
+
+    >>> import outlines_like as ol
+    >>> ol.models.fake().stream(["so it goes", "no"]) | ol.watch  # doctest: +ELLIPSIS
+    2 rows: 2 done, 0 failed, 0 running; about ... tokens/s, ... s
+    ┏━━━━━━┳━━━━━━━┳━━━━━━━━━━━━┓
+    ┃ row  ┃ state ┃ last words ┃
+    ┡━━━━━━╇━━━━━━━╇━━━━━━━━━━━━┩
+    │ (0,) │ done  │ SO IT GOES │
+    │ (1,) │ done  │ NO         │
+    └──────┴───────┴────────────┘
+    array(['SO IT GOES', 'NO'], dtype=object)
     """
-    cells, board = Cells(stream.work), Board(len(stream.work.rows), height)
+    cells, board = Cells(stream.work), Board(len(stream.work.rows), count("height", height))
     with (notebook if in_notebook() else terminal)(board) as show:
         for chunk in stream | chunks(every=EVERY):
             board.note(chunk)

@@ -51,6 +51,8 @@ class Bureau:
     batches: dict[str, Said] = field(default_factory=dict)
     looks: dict[str, int] = field(default_factory=dict)
     lists: bool = True
+    route: str = "/v1/chat/completions"
+    status: str = "processed"
     made: int = 0
 
     def __post_init__(self) -> None:
@@ -87,6 +89,8 @@ class Bureau:
                 return self.listed(arrival)
             case "GET", "batches", name if name in self.batches:
                 return respond(self.looked_at(name))
+            case "GET", "files", name if name in self.files:
+                return respond({"id": name, "object": "file", "status": "processed"})
             case "GET", "files", name, "content" if name in self.files:
                 return respond(self.files[name], "200 OK", "Content-Type: application/octet-stream")
             case "POST", "chat", "completions":
@@ -99,10 +103,10 @@ class Bureau:
         assert (purpose.get_payload(), file.get_filename()) == ("batch", "rows.jsonl")
         name = f"file-{len(self.files)}"
         self.files[name] = file.get_payload(decode=True)
-        return respond({"id": name, "object": "file"})
+        return respond({"id": name, "object": "file", "status": self.status})
 
     def created(self, asked: Said) -> Step:
-        assert (asked["endpoint"], asked["completion_window"]) == ("/v1/chat/completions", "24h")
+        assert (asked["endpoint"], asked["completion_window"]) == (self.route, "24h")
         name = f"batch-{self.made}"
         self.made += 1
         self.batches[name] = {"id": name, "object": "batch", "status": "validating", **asked}
@@ -131,6 +135,6 @@ class Bureau:
     def lines(self, file: bytes) -> Iterator[Said]:
         for line in file.splitlines():
             asked = json.loads(line)
-            assert (asked["method"], asked["url"]) == ("POST", "/v1/chat/completions")
+            assert (asked["method"], asked["url"]) == ("POST", self.route)
             if told := self.answer(asked["body"]):
                 yield {"id": "x", "custom_id": asked["custom_id"], **told}

@@ -95,6 +95,25 @@ def test_completions_conversations_and_stops_are_the_same(bureau: Bureau) -> Non
     assert (told[0].text, told[0].finish_reason, told[0].usage.completion_tokens) == ("ONE", "stop", 2)
 
 
+def test_azure_keeps_files_and_batches_outside_of_deployments(replay: Replay) -> None:
+    """Its lines name the endpoint without a version, and a file is read before a batch is made of it."""
+    bureau = Bureau(replay, "azure-batches", route="/chat/completions", status="pending")
+    model = openai("my-gpt", base_url=bureau.url.removesuffix("/v1"), api_key="k" * 20, api_version="2024-10-21")
+    assert ol.vectorize(model, via="batch")(["a", "b"]).tolist() == ["A", "B"]
+    assert bureau.sent[0][0]["body"]["model"] == "my-gpt"
+    paths = [arrival.path for arrival in replay.log("azure-batches")]
+    assert [path.partition("?")[0].removeprefix("/azure-batches") for path in paths] == [
+        "/openai/files",
+        "/openai/files/file-0",
+        "/openai/batches",
+        "/openai/batches/batch-0",
+        "/openai/batches/batch-0",
+        "/openai/files/file-1/content",
+    ]
+    assert all(path.endswith("?api-version=2024-10-21") for path in paths)
+    assert all(arrival.headers["api-key"] == "k" * 20 for arrival in replay.log("azure-batches"))
+
+
 def test_a_stream_tells_rows_when_their_batch_has_ended(bureau: Bureau) -> None:
     assert [tuple(s) for s in by_batch(bureau).stream(["a", "b"])] == [((0,), "A", True), ((1,), "B", True)]
 
@@ -344,7 +363,7 @@ async def test_a_batch_is_looked_at_ever_less_often(bureau: Bureau, monkeypatch:
     bureau.polls = 15
     made = orders.Bureau(model_at(bureau).ways["batch"].backend.__self__._remote, 0)
     file = await bridge.ask(made.upload(*lines.form([lines.Line("", [0], b"")])))
-    await bridge.ask(made.ended(await bridge.ask(made.batch(file, "chat", fresh=True))))
+    await bridge.ask(made.ended(await bridge.ask(made.batch(file, fresh=True))))
     waited = [pause for pause in pauses if pause >= 1.0]
     assert waited[:3] == [1.0, 1.5, 2.25]
     assert waited[-3:] == [60.0, 60.0, 60.0]

@@ -52,6 +52,23 @@ def test_a_lone_surrogate_inside_a_part_fails_its_row_alone(model, content):
     assert out[1] == "FINE"
 
 
+def test_a_speaker_that_no_model_knows_fails_his_row_alone(model, log):
+    said = [{"role": "system", "content": "be brief"}, {"role": "usr", "content": "hi"}]
+    error, fine = ol.vectorize(model, on_error="return")([said, "fine"])
+    assert isinstance(error, PromptError)
+    assert "message 1 has the role 'usr', which is none of system, developer, user, assistant" in str(error)
+    assert str(error).endswith("did you mean 'user'?")
+    assert fine == "FINE"
+    with pytest.raises(PromptError, match="message 0 has the role 'None'"):
+        model([{"role": None, "content": "hi"}])
+    assert [request.text for batch in log for request in batch] == ["fine"]
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool", "function"])
+def test_every_speaker_that_a_model_may_know_is_heard(model, role):
+    assert model([{"role": role, "content": "hi"}]) == "HI"
+
+
 def test_valid_text_outside_ascii_is_sent_as_it_is(model, log):
     texts = ["é", "e\u0301", "开心", "👍🏽", "\ufffd", "\u2028", "a\r\nb"]
     assert model(texts).tolist() == [text.upper() for text in texts]
@@ -81,6 +98,39 @@ def test_a_misspelt_parameter_names_the_nearest(model, log, name, near):
         with pytest.raises(TypeError, match=f"did you mean '{near}'"):
             ol.models.fake(**{name: 1})
     assert log == []
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "said"),
+    [
+        (ol.models.fake, {"dealy": 1}, "did you mean 'delay'"),
+        (ol.models.transformers, {"devise": "cpu"}, "did you mean 'device'"),
+        (ol.models.openai, {"base_ulr": "x"}, "did you mean 'base_url'"),
+        (ol.models.openai, {"zzz": 1}, "it takes max_tokens, .*, extra_body, model, base_url, api_key"),
+        (ol.models.openai, {"choices": ["a"]}, r"on vLLM extra_body={'structured_outputs': {'choice': \['a'\]}}"),
+    ],
+    ids=str,
+)
+def test_what_a_model_is_not_made_with_is_named(tmp_path, make, given, said):
+    place = {"base_url": "http://localhost:1"} if make is ol.models.openai else {}
+    (tmp_path / "config.json").touch()
+    (tmp_path / "tokenizer.json").touch()
+    with pytest.raises(TypeError, match=said):
+        make(*([] if make is ol.models.fake else [str(tmp_path)]), **place, **given)
+
+
+@pytest.mark.parametrize("name", ["timeout", "idle_timeout"])
+@pytest.mark.parametrize("value", [0, -1, float("inf"), None], ids=str)
+def test_a_server_is_waited_for_some_time(name, value):
+    with pytest.raises(ValueError, match=f"{name}={value}; it takes a finite number of seconds above 0"):
+        ol.models.openai("x", base_url="http://localhost:1", **{name: value})
+
+
+@pytest.mark.parametrize("form", [{"choices": ["a", "b"]}, {"regex": "a|b"}], ids=str)
+def test_a_form_that_servers_take_each_in_its_own_way_is_explained(form):
+    model = ol.models.openai("x", base_url="http://localhost:1")
+    with pytest.raises(TypeError, match=r"json_schema=, or on vLLM extra_body=.*; in a program, (select|regex)\(\.\.\.\)"):
+        model("x", **form)
 
 
 @pytest.mark.parametrize(

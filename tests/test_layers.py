@@ -6,8 +6,9 @@ import pytest
 
 import outlines_like as ol
 from outlines_like import Completion, Event, Failure, bridge
-from outlines_like.errors import BadRequestError, RateLimitError, ServerError
+from outlines_like.errors import AuthenticationError, BadRequestError, RateLimitError, ServerError
 from outlines_like.events import last_values, stack, subset
+from outlines_like.layers import halted
 from outlines_like.layers.batching import plan
 from outlines_like.layers.retrying import backoff
 
@@ -444,3 +445,19 @@ def test_a_subset_keeps_the_callers_row_numbers():
 )
 def test_the_inner_function_is_named_after_the_layer(layer, request):
     assert layer(bare).__name__ == f"{request.node.callspec.id}_run"
+
+
+def test_the_failure_that_ended_a_call_comes_before_those_of_rows_that_were_spared():
+    """A refused key in the middle of a map is what is told, not that the first row was not sent."""
+
+    async def ask(text):
+        if text == "refused":
+            raise AuthenticationError("the server refused the key", status=401)
+        await asyncio.Event().wait()
+
+    with pytest.raises(ol.RowErrors, match=r"4 of 4 .*; the first, at \(2,\): .*: the server refused the key") as caught:
+        ol.through(ask, halted)(["a", "b", "refused", "c"])
+    first, *spared = caught.value.exceptions
+    assert list(caught.value.errors) == [(2,), (0,), (1,), (3,)]
+    assert caught.value.partial[2] is first
+    assert all(error.__cause__ is first and "not sent" in str(error) for error in spared)

@@ -608,3 +608,46 @@ def test_ctrl_c_ends_a_stream_at_once(chain):
     assert out.count("closed") == 2
     assert err.splitlines()[-1] == "KeyboardInterrupt"
     assert not any(word in err for word in ("never", "ignored", "destroyed", "Unclosed", "Warning"))
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        (lambda stream: ol.deltas([1]), r"deltas\(\[1\]\): too many .*; write stream \| deltas\(\)"),
+        (lambda stream: ol.collect("text"), r"collect\('text'\): .*; write stream \| collect\(\)"),
+        (lambda stream: ol.timeout(5), r"timeout\(5\): .*; write stream \| timeout\(idle\)"),
+        (lambda stream: stream | ol.take, r"take\(\): missing .* 'n'; write stream \| take\(n\)"),
+        (lambda stream: ol.map_values(stream), r"map_values\(\): missing .* 'fn'"),
+        (lambda stream: stream | 3, r"stream \| 3; behind the bar stands an operator"),
+        (lambda stream: (ol.models.fake().stream() + "x") | 3, r"stream \| 3; behind the bar stands an operator"),
+    ],
+)
+def test_what_no_operator_takes_is_refused_where_it_is_written(written, said):
+    with pytest.raises(TypeError, match=said):
+        written(ol.models.fake().stream("x"))
+
+
+@pytest.mark.parametrize(
+    ("operator", "said"),
+    [
+        (lambda: ol.take(-1), "n=-1"),
+        (lambda: ol.take(1.5), "n=1.5"),
+        (lambda: ol.first(0), "n=0"),
+        (lambda: ol.tee(0), "n=0"),
+        (lambda: ol.chunks(0), "n=0"),
+        (lambda: ol.chunks(every=0), "every=0"),
+        (lambda: ol.chunks(every=float("inf")), "every=inf"),
+        (lambda: ol.throttle(-1), "every=-1"),
+        (lambda: ol.throttle("1"), "every='1'"),
+        (lambda: ol.timeout(idle=-1), "idle=-1"),
+        (lambda: ol.timeout(idle=0), "idle=0"),
+        (lambda: ol.timeout(idle=True), "idle=True"),
+        (lambda: ol.timeout(idle=float("nan")), "idle=nan"),
+        (lambda: ol.watch(height=0), "height=0"),
+    ],
+)
+def test_a_number_that_means_nothing_is_refused_before_anything_runs(operator, said):
+    log = []
+    with pytest.raises((ValueError, TypeError), match=f"{said}; it takes a (whole|finite) number"):
+        ol.models.fake(log=log).stream("x") | operator()
+    assert log == []

@@ -20,6 +20,7 @@ from outlines_like.errors import AuthenticationError, ModelError, QuotaError, Ra
 from outlines_like.events import Bursts, Elementwise, last_values, stack
 from outlines_like.layers import halted
 from outlines_like.models import pacing
+from outlines_like.models.counting import Counts
 from outlines_like.models.pacing import Bucket, Budget, Pace, Speed, Window, given_up, speed
 from outlines_like.models.refusals import Allowance, allowances
 
@@ -59,7 +60,7 @@ def asking(pace: Pace, serve: Any, *, attempts: int = 50, most: int = 1024) -> E
 
     async def run(rows: Sequence[Any]) -> Bursts:
         try:
-            async with pace.turn():
+            async with pace.turn(0.0, Counts()):
                 await serve()
             yield [Event(0, "answer")]
         except ModelError as error:
@@ -393,7 +394,7 @@ def test_tokens_are_booked_as_they_were_used() -> None:
     async def story() -> float:
         pace = Pace(Speed(4, 4, tpm=6000))
         assert pace.weighs
-        async with pace.turn(100):
+        async with pace.turn(100, Counts()):
             pass
         pace.weigh(6000 - 100)
         await pace.cleared(100)

@@ -292,3 +292,21 @@ def test_a_pipe_begins_or_ends_with_programs():
     assert told(model, ["a", "b"]).tolist() == ["ABOUT A:", "ABOUT B:"]
     built = ol.pipe(lambda word: model + f"about {word}:", ol.program(lambda lm: lm + ol.gen("x")), lambda lm: lm["x"])
     assert built(["a", "b"]).tolist() == ["ABOUT A:", "ABOUT B:"]
+
+
+def test_a_pipe_takes_the_options_of_vectorize():
+    """``concurrency`` too, which bounds the rows on their way."""
+    running, most = [], []
+
+    def slow(x):
+        running.append(x)
+        most.append(len(running))
+        running.remove(x)
+        return x
+
+    assert ol.pipe(slow, str, concurrency=1)(range(20)).tolist() == list(map(str, range(20)))
+    assert max(most) == 1
+    with pytest.raises(ValueError, match="concurrency=0"):
+        ol.pipe(slow, concurrency=0)
+    with pytest.raises(TypeError, match="via='batch'"):
+        ol.pipe(slow, via="batch")

@@ -15,7 +15,9 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -128,6 +130,83 @@ def test_no_fault_is_sent_more_often_than_the_tries_allow(
     with pytest.raises(ModelError):
         model("hi")
     assert len(replay.log(case)) == 3
+
+
+@pytest.mark.parametrize("how", ["function", "pipe", "programs"])
+def test_a_refused_key_is_shown_few_times_by_calls_that_know_nothing_of_each_other(
+    replay: Replay, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A lifted function asks row by row, and so do a pipe and programs: after 20 refusals in a row the rest is not sent."""
+    monkeypatch.setattr(pacing, "REST", 60.0)
+    refused = respond({"error": {"message": "bad key"}}, "401 Unauthorized", "Retry-After: 3600")
+    model = model_at(replay.play(f"refused-{how}", refused), concurrency=16)
+    rows = [f"p{i}" for i in range(400)]
+    ways: dict[str, Callable[[], Any]] = {
+        "function": lambda: ol.vectorize(lambda row: model(row), concurrency=16, on_error="return")(rows),
+        "pipe": lambda: ol.pipe(str, model, concurrency=16, on_error="return")(rows),
+        "programs": lambda: model.run_batched([ol.user(row) + ol.assistant(ol.gen()) for row in rows], on_error="return"),
+    }
+    got = ways[how]()
+    assert {type(error) for error in got} == {AuthenticationError}
+    assert len(replay.log(f"refused-{how}")) <= 20 + 3 * 16
+    assert "not sent, as" in str(got[-1])
+
+
+FATES = [
+    ("refused", respond({"error": "slow down"}, "429 Wait")),
+    ("refused", respond({}, "500 Oops")),
+    ("refused", respond("<html>", "503 Busy", "Content-Type: text/html")),
+    ("refused", respond({"error": {"message": "later", "code": 502}})),
+    ("broken", Step(b"", end="abort")),
+    ("broken", Step(PONG.data[:-5], end="reset")),
+    ("broken", Step(PONG.data[:30], end="close")),
+    ("broken", respond("x", "200 OK", "Content-Type: text/plain")),
+    ("timed_out", Step(b"", end="hang")),
+]
+
+
+@sized(18, 1000)
+@pytest.mark.parametrize("watched", [False, True], ids=["eager", "watched"])
+def test_the_report_says_what_the_server_saw(replay: Replay, hasty: None, size: int, watched: bool) -> None:
+    """R5: a fault for each row, and then an answer; also what timed out, and may have been paid for, is in the report."""
+    seen: Counter[str] = Counter()
+    fates: dict[str, Iterator[tuple[str, Step]]] = {}
+    taught = iter([("refused", respond({"error": "use 'max_completion_tokens' instead of 'max_tokens'"}, "400 No"))])
+
+    def answer(arrival: Arrival) -> Step:
+        fate = fates.setdefault(word_of(arrival), iter([FATES[len(fates) % len(FATES)]]))
+        kind, step = next(taught, None) or next(fate, ("answered", PONG))
+        seen[kind] += 1
+        return replace(step, data=step.data.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
+
+    url = replay.play(f"report-{size}-{watched}", answer)
+    model = model_at(url, concurrency=64, timeout=0.6 if size < 1000 else 1.0, max_tokens=9)
+    rows = [f"p{i}" for i in range(size)]
+    assert (model.stream(rows) | ol.collect if watched else model(rows)).tolist() == ["pong"] * size
+    counts = model.counts
+    assert {kind: getattr(counts, kind) for kind in ("answered", "refused", "broken", "timed_out")} == dict(seen)
+    assert counts.sent == len(replay.log(f"report-{size}-{watched}"))
+    assert counts.retried == size
+    assert (counts.prompted, counts.written) == (3 * size, 2 * size)
+    model(rows)
+    assert counts.sent == len(replay.log(f"report-{size}-{watched}"))  # all from the store
+
+
+def test_what_was_left_or_never_sent_is_told_apart(replay: Replay) -> None:
+    model = model_at(replay.play("left", Step(b"", end="hang")))
+
+    async def leave() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await model.acall("hi")
+
+    asyncio.run(leave())
+    assert (model.counts.left, model.counts.sent) == (1, 1)
+    keyless = openai("m")
+    with pytest.raises(AuthenticationError):
+        keyless("hi")
+    assert keyless.counts.sent == 0
+    assert keyless.prefilled_tokens == 0
 
 
 def test_a_kept_connection_that_is_dead_is_replaced_at_once(replay: Replay) -> None:

@@ -480,6 +480,47 @@ def test_a_failing_step_does_not_run_its_prefix_again(counted):
     assert runs == ["ok", "boom", "sibling"]
 
 
+def broken(request):
+    """The error of whoever is asked for what is bad."""
+    return ol.errors.AccessError("bad") if "bad" in request.text else None
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["bare", "in a program"])
+async def test_what_was_captured_before_a_step_that_failed_can_be_read(wrapped):
+    """Text, and captures that the failed step or a later one might have written, raise."""
+    counted = Counted(fail=broken)
+
+    def body(lm):
+        lm = (lm + "x" + ol.capture(ol.gen("a"), "block")).set("given", 1)
+        return (lm + "bad" + ol.gen("b", save_stop_text=True) + ol.gen("c")).set("d", 2)
+
+    lm = counted.model + ol.program(body)() if wrapped else body(counted.model + "")
+    for name, value in [("a", "[1]"), ("block", "[1]"), ("given", 1)]:
+        assert lm[name] == await lm.get_async(name) == lm.get(name) == value
+        assert name in lm
+    for name in ("b", "b_stop_text", "c", "d", "other"):
+        for read in (lm.__getitem__, lm.get, lm.__contains__, lm.text):
+            with pytest.raises(ol.errors.AccessError):
+                read(name)
+        with pytest.raises(ol.errors.AccessError):
+            await lm.get_async(name)
+    for read in (lambda: str(lm), lambda: lm.captures, lambda: lm.messages):
+        with pytest.raises(ol.errors.AccessError):
+            read()
+    assert counted.runs == 1
+
+
+def test_a_capture_that_a_failed_step_would_have_changed_is_not_given():
+    """A list that lacks its last item, a draft that was to be mended: no stale value passes for the whole."""
+    counted = Counted(fail=broken)
+    listed = counted.model + "x" + ol.gen("list", list_append=True) + "bad" + ol.gen("list", list_append=True)
+    redone = counted.model + "y" + ol.gen("draft") + "bad" + ol.gen() + ol.gen("draft")
+    unknown = counted.model + "z" + ol.gen("a") + "bad" + ol.gen() + ol.program(lambda lm: lm.set("a", 1))()
+    for lm, name in [(listed, "list"), (redone, "draft"), (unknown, "a")]:
+        with pytest.raises(ol.errors.AccessError):
+            lm[name]
+
+
 def test_usage_counts_tokens_requests_and_what_was_stored():
     counted = Counted()
     lm = counted.model + "one two" + ol.gen("a") + ol.gen("b")
@@ -819,3 +860,44 @@ def test_context_variables_travel_into_programs():
         unstored = counted.model + "x" + ask()
     assert unstored["a"] == "[1]"
     assert counted.asked[0].terms.mode == "disabled"
+
+
+@pytest.mark.parametrize("name", [slice(0, 2), 0, None], ids=str)
+def test_captures_are_read_by_name_and_nothing_runs_for_what_is_none(name):
+    counted = Counted()
+    lm = counted.model + "x" + ol.gen("a")
+    for read in (lm.__getitem__, lm.get, lm.__contains__, lm.text, lm.remove, lambda name: lm.set(name, 1)):
+        with pytest.raises(TypeError, match=r"the name of a capture is text, not .*; all text so far is str"):
+            read(name)
+    assert counted.runs == 0
+
+
+def test_a_program_grows_on_the_right():
+    model = ol.models.fake()
+    with pytest.raises(TypeError, match=r"'x' . lm: a program grows on the right"):
+        "x" + (model + "y")
+    with pytest.raises(TypeError, match=r"'x' . model: a program begins with its model"):
+        "x" + model
+    with pytest.raises(TypeError, match=r"0 . lm: a program grows on the right"):
+        sum([model + "y"])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [({"concurrency": 0}, "concurrency=0; it takes"), ({"on_error": "stop"}, "on_error='stop'; it is one of")],
+)
+async def test_a_batch_that_can_t_be_run_so_is_refused_before_anything_is_sent(given, said):
+    counted = Counted()
+    lm = counted.model + "x"
+    with pytest.raises(ValueError, match=said):
+        lm.run_batched([ol.gen("a")], **given)
+    with pytest.raises(ValueError, match=said):
+        await lm.async_run_batched([ol.gen("a")], **given)
+    assert counted.runs == 0
+
+
+def test_a_program_is_forked_a_number_of_times():
+    lm = ol.models.fake() + "x"
+    assert lm.fork(0) == []
+    with pytest.raises(ValueError, match="n=-1; it takes a whole number of at least 0"):
+        lm.fork(-1)

@@ -1,6 +1,7 @@
 """Signatures in NumPy's gufunc notation: reading them, binding by them."""
 
 import inspect
+import re
 
 import numpy as np
 import pytest
@@ -72,6 +73,38 @@ def test_two_arguments_for_a_signature_of_one_are_too_many():
     f = ol.vectorize(lambda x, y: x, signature="()->()")
     with pytest.raises(TypeError, match="wrong number of positional"):
         f(["one"], ["two"])
+
+
+@pytest.mark.parametrize(
+    ("fn", "signature", "wrong"),
+    [
+        (lambda x: x, "(),()->()", "has 2 inputs, but the function's arguments are x"),
+        (lambda x, *, y=1: x, "(),(),(m)->()", "has 3 inputs, but the function's arguments are x, y"),
+        (lambda x, y: x, "x:(), z:(m)->()", "names 'z', but the function's arguments are x, y"),
+        (ol.models.fake(), "prompt:(), stpo:(m)->()", "names 'stpo', but the function's arguments are prompt, max_tokens"),
+    ],
+)
+def test_a_signature_of_more_than_the_function_takes_is_refused_at_once(fn, signature, wrong):
+    with pytest.raises(ol.errors.SignatureError, match=wrong):
+        ol.vectorize(fn, signature=signature)
+
+
+def test_a_signature_may_list_what_goes_into_stars():
+    assert ol.vectorize(lambda *x: len(x), signature="(),(),()->()")(1, 2, 3) == 3
+    assert ol.vectorize(lambda x, **more: len(more["y"]), signature="x:(), y:(m)->()")(1, y=["a", "b"]) == 2
+
+
+def test_a_signature_is_text():
+    with pytest.raises(TypeError, match="signature=3; it takes a text"):
+        ol.vectorize(len, signature=3)
+
+
+@pytest.mark.parametrize("option", [{"on_error": "return"}, {"concurrency": 3}, {"via": "batch"}, {"signature": "()->()"}])
+def test_an_option_that_is_given_to_the_call_belongs_to_vectorize(option):
+    [(name, value)] = option.items()
+    for f in (ol.models.fake(), ol.vectorize(lambda x: x)):
+        with pytest.raises(TypeError, match=re.escape(f"vectorize(..., {name}={value!r})(...)")):
+            f("x", **option)
 
 
 def test_two_results_where_the_signature_says_one_are_too_many():
@@ -201,3 +234,17 @@ def test_an_error_fills_the_core_of_its_cell():
     assert out[0].tolist() == ["a", "a"]
     assert [type(cell) for cell in out[1]] == [LookupError, LookupError]
     assert ol.vectorize(f, signature="()->(s)", on_error="missing")(["a", "b"]).tolist() == [["a", "a"], [None, None]]
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"fail_fast": "no"}, "fail_fast='no'; it is True or False"),
+        ({"partial": 1}, "partial=1; it is True or False"),
+        ({"excluded": 1.5}, "excluded=1.5 is no argument of the function, which takes obj"),
+        ({"on_eror": "raise"}, "vectorize has no option 'on_eror'; it takes signature, excluded, concurrency, via"),
+    ],
+)
+def test_an_option_that_means_nothing_is_refused(option, said):
+    with pytest.raises((TypeError, ValueError), match=said):
+        ol.vectorize(len, **option)

@@ -335,3 +335,23 @@ def test_the_first_error_ends_an_interleaving_and_the_others_are_closed():
         assert sorted(closed) == [0, 1, 2]
 
     within(lambda: asyncio.run(story()))
+
+
+def test_a_stream_says_what_it_is_and_how_far():
+    async def growing(x):
+        yield x
+        await asyncio.Event().wait()
+
+    stream = ol.stream(growing)(["a", "b"], samples=2)
+    assert repr(stream) == "<stream of 4 rows, not begun>"
+    with stream:
+        next(reader := iter(stream))
+        assert repr(stream) == "<stream of 4 rows, under way>"
+    reader.close()
+    assert repr(stream) == "<stream of 4 rows, not begun>"  # who left it has cancelled it
+    over = ol.models.fake().stream("a")
+    assert list(over)
+    assert repr(over) == "<stream of 1 row, over>"
+    assert repr(stream | ol.deltas) == "<stream of 4 rows>"
+    assert repr(ol.merge(stream)) == "<stream>"
+    assert repr(ol.models.fake().stream() + "x") == "<stream of <lm of 'fake', not run>>"

@@ -13,10 +13,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from outlines_like.errors import BadRequestError, ContextLengthError, PromptError
+from outlines_like.errors import BadRequestError, ContextLengthError, PromptError, WorkerError
 from outlines_like.models.boxes import smollm2 as smollm2_folder
 from outlines_like.requests import Completion, Message
-from outlines_like.worker import cohorts, prefixes, prompting, rows, slots
+from outlines_like.worker import cohorts, loading, prefixes, prompting, rows, slots
 from outlines_like.worker import engine as engines
 from outlines_like.worker.batches import Batch, Net
 from outlines_like.worker.cohorts import Cohorts, together
@@ -686,3 +686,19 @@ def test_half_a_character_at_the_end_is_shown_as_what_it_is() -> None:
 def test_the_examples_in_docstrings_are_true(module: Any) -> None:
     assert doctest.testmod(module).failed == 0
     assert doctest.testmod(module).attempted > 0
+
+
+# Where a model runs
+
+
+def test_the_best_device_is_taken_and_one_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [loading.device(name) for name in ("auto", "cuda:1", "cpu")] == ["cuda", "cuda:1", "cpu"]
+    with pytest.raises(WorkerError, match=r"device='cuda:2'.* only 'cuda', 'cuda:0', 'cuda:1'"):
+        loading.device("cuda:2")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    assert loading.device("auto") == "cpu"
+    with pytest.raises(WorkerError, match=r"device='cuda': PyTorch .* only 'cpu'\. Give one of these, leave device= out"):
+        loading.device("cuda")

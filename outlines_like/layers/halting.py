@@ -20,7 +20,9 @@ def unsent(error: Exception) -> Exception:
     if not isinstance(error, ModelError) or error.args[0].startswith("not sent"):
         return error
     words = f"not sent, as another request failed: {error.args[0]}"
-    return type(error)(words, status=error.status, request_id=error.request_id, retryable=False, hint=error.hint)
+    told = type(error)(words, status=error.status, request_id=error.request_id, retryable=False, hint=error.hint)
+    told.__cause__ = error
+    return told
 
 
 def halting(on: Callable[[Exception], bool], burst: Burst) -> Exception | None:

@@ -16,6 +16,7 @@ from .masking import Mask, Secret
 OPENAI = "https://api.openai.com/v1"
 PATHS = {"chat": "/chat/completions", "completions": "/completions"}
 TOKEN = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
+DEPLOYED = re.compile(r"/deployments/[^/]+(?=/|$)")
 TELLING = re.compile(r"key|token|secret|sig|auth|pass|cookie|credential", re.IGNORECASE)
 
 
@@ -42,6 +43,15 @@ def given_address(base_url: str | None, azure: Azure | None) -> str:
     return azure.address(base) if azure else base
 
 
+def beside(path: str) -> str:
+    """What the files and batches of an endpoint stand under: they belong to no deployment.
+
+    >>> beside("/v1/chat/completions"), beside("/openai/deployments/gpt/chat/completions")
+    ('/v1', '/openai')
+    """
+    return DEPLOYED.sub("", next(path.removesuffix(end) for end in PATHS.values() if path.endswith(end)))
+
+
 def given_key(api_key: str | None, azure: Azure | None) -> str:
     """The key: what was given, else what the environment says."""
     named = os.environ.get("AZURE_OPENAI_API_KEY") if azure else None
@@ -54,8 +64,8 @@ def given_key(api_key: str | None, azure: Azure | None) -> str:
 class Account:
     """The address of an endpoint and what is shown to it. No secret of it is seen from outside.
 
-    ``place`` is the address without secrets, for messages and for keys of the store; ``name`` tells accounts apart, and
-    ``customer`` who asks whom, whatever for.
+    ``place`` is the address without secrets, for messages and for keys of the store; ``route`` is what a batch calls the
+    endpoint; ``name`` tells accounts apart, and ``customer`` who asks whom, whatever for.
     """
 
     def __init__(
@@ -72,6 +82,7 @@ class Account:
         root = parts.path.rstrip("/").removesuffix(PATHS[endpoint])
         path = root + PATHS[endpoint]
         shown = [(name, value) for name, value in parse_qsl(parts.query) if not TELLING.search(name)]
+        self.route = PATHS[endpoint] if DEPLOYED.search(root) else f"/v1{PATHS[endpoint]}"
         self.place = urlunsplit((parts.scheme, parts.netloc, path, urlencode(shown), ""))
         self.origin = urlunsplit((parts.scheme, parts.netloc, "", "", ""))
         self.url = Secret(urlunsplit((parts.scheme, parts.netloc, path, parts.query, "")))

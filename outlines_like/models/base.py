@@ -9,7 +9,7 @@ from contextlib import aclosing
 from functools import cached_property
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, NamedTuple, Self, overload
+from typing import Any, NamedTuple, NoReturn, Self, overload
 
 from msgspec.structs import replace
 
@@ -24,7 +24,7 @@ from ..layers.caching import known
 from ..lifting import Lifted, Scalar
 from ..programs import LM, Watch
 from ..requests import Completion, Message, Request, Terms
-from ..signatures import parse
+from ..signatures import nearest, parse
 from ..stops import cut, met, safe
 from ..streaming import Stream
 from ..targets import Given, Plan, missing
@@ -32,6 +32,7 @@ from .parameters import COMMON, Check, checked, form, settled
 from .scoring import FORM, Scoring, numbers
 
 ONE_BATCH = "concurrency= bounds the requests under way, and a batch is one of them; leave it out with via="
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 TAKES = "give text, or a conversation (a list of dicts with 'role' and 'content')"
 SIGNATURE = parse("prompt:(), stop:(m?), choices:(c?) -> ()")
 View = Callable[[Completion], Any]
@@ -160,6 +161,8 @@ class Model:
             return [Given(None)] * count
         try:
             first = self.request(prompt_of(prompt), params, terms)
+        except PromptError as error:
+            return [Given(Failure(error))] * count
         except UnicodeEncodeError as error:
             return [Given(Failure(surrogate(error)))] * count
         occurrence = seen[first.stem]
@@ -291,6 +294,9 @@ class Model:
     def __add__(self, other: Any) -> LM:
         return self.program.grown(other)
 
+    def __radd__(self, other: Any) -> NoReturn:
+        raise TypeError(f"{other!r:.60} + model: a program begins with its model; write `model + ...`")
+
     def run_batched(self, programs: Iterable[Any], *, on_error: str = "raise", concurrency: int = 256) -> list[Any]:
         """``[model + p for p in programs]``, run at the same time. See :meth:`LM.run_batched`."""
         return self.program.run_batched(programs, on_error=on_error, concurrency=concurrency)
@@ -302,7 +308,7 @@ class Model:
     @property
     def prefilled_tokens(self) -> int:
         """How many tokens of prompts a local model has read so far. What prompts share counts once."""
-        return int(self.counts.prefilled) if self.counts else 0
+        return int(getattr(self.counts, "prefilled", 0))
 
     def close(self) -> None:
         """End what runs for this model, and for others that are the same. The next call starts it anew."""
@@ -325,13 +331,23 @@ def prompt_of(value: Any) -> str | tuple[Message, ...]:
             value.encode()
         return str(value)
     if is_conversation(value):
-        return tuple(Message.of(turn) for turn in value)
+        return spoken(map(Message.of, value))
     if is_message(value):
         raise TypeError(f"a prompt is one message, {value!r:.80}; a conversation is a list of messages: put it in a list")
     kind = type(value).__name__
     shown = " ".join(repr(value).split())[:60]
     hint = "make it a list" if isinstance(value, Iterable) and not isinstance(value, (bytes, dict)) else TAKES
     raise TypeError(f"a prompt is {kind} {shown}; {hint if kind != 'DataFrame' else 'pick a column of it'}")
+
+
+def spoken(turns: Iterable[Message]) -> tuple[Message, ...]:
+    """A conversation, if all of its turns have speakers that models know."""
+    turns = tuple(turns)
+    for place, turn in enumerate(turns):
+        if turn.role not in ROLES:
+            meant = f"; did you mean {near!r}?" if (near := nearest(turn.role, ROLES)) else ""
+            raise PromptError(f"message {place} has the role {turn.role!r}, which is none of {', '.join(ROLES)}{meant}")
+    return turns
 
 
 def surrogate(error: UnicodeEncodeError) -> PromptError:

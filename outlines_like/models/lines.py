@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..errors import BatchError, ModelError
-from ..requests import digest
+from ..requests import Usage, digest
 from . import refusals, wire
 from .refusals import Mask, Said
 
@@ -111,6 +111,11 @@ class Reply(NamedTuple):
             return refusals.inner_refusal(answer, self.headers, mask=mask, now=now)
 
         return wire.answers(wire.decoded(msgspec.json.encode(self.body), mask=mask), count, stops, refuse)
+
+    @property
+    def usage(self) -> Usage:
+        """The tokens that it says it took."""
+        return wire.usage_of(self.body) if isinstance(self.body, dict) else Usage()
 
     @property
     def said(self) -> Said:

@@ -24,7 +24,7 @@ from ..worker.wire import Setup
 from .base import Model
 from .boxes import SMOLLM2, smollm2
 from .nurseries import Nursery
-from .parameters import LOCAL
+from .parameters import LOCAL, preset
 from .pools import Counts, Pool
 from .processes import told
 
@@ -94,7 +94,7 @@ def transformers(
         Path(path).name,
         run,
         endpoint=identity(place, kind, raw),
-        defaults=defaults,
+        defaults=preset(transformers, defaults, LOCAL),
         layers=[deduped("models"), cached()],
         parameters=LOCAL,
         scoring=True,

@@ -25,7 +25,6 @@ from ..requests import Request, digest
 from ..store import Store
 from ..streams import interleave
 from . import lines, quirks, refusals, wire
-from .accounts import PATHS
 from .lines import Line, Reply, Splitter, Ticket
 from .masking import bare
 from .quirks import Dialect
@@ -39,6 +38,7 @@ LOST = 3600.0  # seconds without a sensible answer before we give up looking
 WINDOW = 48 * 3600.0  # seconds: a batch is to end within 24 hours, one way or another
 PAGES = 20  # of a hundred batches each, in which one that may have been made is looked for
 OVER = ("completed", "failed", "expired", "cancelled")
+UNREADY = ("pending", "running")  # a file that Azure has not read yet
 NAME = re.compile(r"[\w.:=-]{1,200}")
 ANSWERS = 2**33  # bytes of a file of answers
 
@@ -123,14 +123,18 @@ class Bureau:
             except ModelError as error:
                 if not error.retryable:
                     raise
+                self._remote.counts.retried += 1
                 await asyncio.sleep(backoff(attempt, [error]))
         return await work()
 
     async def upload(self, kind: str, body: bytes) -> str:
-        """Send a file; its name."""
-        return named(await self._insisted(lambda: self._told("POST", "/files", body, kind)))
+        """Send a file; its name, once it may be used."""
+        told = await self._insisted(lambda: self._told("POST", "/files", body, kind))
+        if told.get("status") in UNREADY:
+            await self._waited(f"/files/{named(told)}", lambda status: status not in UNREADY)
+        return named(told)
 
-    async def batch(self, file: str, endpoint: str, *, fresh: bool) -> str:
+    async def batch(self, file: str, *, fresh: bool) -> str:
         """Have a batch made of ``file``, unless that was done before; its name."""
         doubts = [] if fresh else [True]
 
@@ -138,7 +142,7 @@ class Bureau:
             if doubts and (found := await self._search(file)):
                 return found
             doubts.append(True)  # an error may come after the deed
-            sent = {"input_file_id": file, "endpoint": f"/v1{PATHS[endpoint]}", "completion_window": "24h"}
+            sent = {"input_file_id": file, "endpoint": self._remote.account.route, "completion_window": "24h"}
             return named(await self._told("POST", "/batches", msgspec.json.encode(sent)))
 
         return await self._insisted(made)
@@ -161,13 +165,17 @@ class Bureau:
         return None
 
     async def ended(self, batch: str) -> dict[str, Any]:
-        """What became of a batch, when it is over. Looked for ever less often."""
+        """What became of a batch, when it is over."""
+        return await self._waited(f"/batches/{batch}", OVER.__contains__)
+
+    async def _waited(self, path: str, over: Callable[[object], bool]) -> dict[str, Any]:
+        """What is told of a thing once its status is ``over``. Looked for ever less often."""
         clock, pause = asyncio.get_running_loop().time, FIRST
         begun = heard = clock()
         while clock() < begun + WINDOW:
             try:
-                told, heard = await self._told("GET", f"/batches/{batch}"), clock()
-                if told.get("status") in OVER:
+                told, heard = await self._told("GET", path), clock()
+                if over(told.get("status")):
                     return told
             except ModelError as error:
                 if not error.retryable or clock() > heard + LOST:
@@ -175,7 +183,7 @@ class Bureau:
                 pause = max(pause, error.retry_after or 0.0)
             await asyncio.sleep(pause * random.uniform(0.8, 1.0))
             pause = min(MOST, pause * GROWTH)
-        raise TimedOutError(f"batch {batch} did not end within {WINDOW / 3600:.0f} hours")
+        raise TimedOutError(f"{path[1:]} did not end within {WINDOW / 3600:.0f} hours")
 
     async def read(self, file: str, hear: Callable[[Reply], object]) -> None:
         """Let ``hear`` have what the lines of a file of answers say; some of them twice if the connection breaks."""
@@ -268,7 +276,7 @@ class Trip:
         """The batch made of a file: now, or before."""
         if known := self._batches.get(file) or await asyncio.to_thread(self._book.batch, file):
             return known
-        batch = await self._bureau.batch(file, self._remote.endpoint, fresh=file not in self._old)
+        batch = await self._bureau.batch(file, fresh=file not in self._old)
         self._batches[file] = batch
         await asyncio.to_thread(self._book.note_batch, file, batch)
         return batch
@@ -281,7 +289,7 @@ class Trip:
 
     def _lines(self, rows: Sequence[int]) -> Iterator[Line]:
         """What is written for ``rows``: those that differ in the sample number alone share a line."""
-        requests, url = [self._requests[row] for row in rows], f"/v1{PATHS[self._remote.endpoint]}"
+        requests, url = [self._requests[row] for row in rows], self._remote.account.route
         for group in plan(requests, None, self._remote.company):
             first = requests[group[0]]
             name = digest(first.key)
@@ -325,6 +333,7 @@ class Trip:
             if known != dialect:
                 self._remote.learn(request.model, known)
                 return []
+        self._remote.counts.spend(told.usage)
         found = told.outcomes(choices, request.params.get("stop", ()), mask, time.time())
         if len(found) < choices:
             self._remote.learn(request.model, Dialect(choices=max(1, len(found))))

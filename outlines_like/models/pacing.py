@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from ..checks import count
 from ..errors import ModelError, RateLimitError, TimedOutError, UnreachableError
 from ..layers import Limit
+from .counting import Counts
 from .parameters import number
 from .refusals import Allowance
 
@@ -115,13 +116,17 @@ class Bucket:
 
 
 class Breaker:
-    """Spares a server that only fails: one request at a time tries it, and if all of those fail too, who waits is told."""
+    """Spares a server that only fails: one request at a time tries it, and if all of those fail too, who waits is told.
+
+    Where it refuses for good, as for a key, who would have to wait is told at once.
+    """
 
     def __init__(self) -> None:
         self.streak = 0  # failures in a row
         self._since = self._next = self._last = 0.0
         self._rest, self._trying = REST, False
         self._news: asyncio.Future[ModelError | None] | None = None
+        self._verdict: ModelError | None = None
 
     @property
     def closed(self) -> bool:
@@ -137,6 +142,8 @@ class Breaker:
             if not self._trying and loop.time() >= self._next:
                 self._trying = True
                 return True
+            if self._verdict is not None:
+                raise given_up(self._verdict, self.streak)
             await self._heard(None if self._trying else self._next - loop.time())
         return False
 
@@ -156,6 +163,7 @@ class Breaker:
     def fail(self, error: ModelError, trying: bool, now: float) -> None:
         """Hear that it failed. When it has for too long, all who wait are told."""
         self.streak, self._last = self.streak + 1, now
+        self._verdict = error if error.hopeless else None
         if self.streak == TRIP:
             self._since, self._next, self._rest = now, now + REST, REST
         if not trying:
@@ -191,12 +199,12 @@ def overloaded(error: ModelError) -> bool:
 
 
 class Turn:
-    """A request's leave to go out, as a context. How it ends is what the pace learns from."""
+    """A request's leave to go out, as a context. How it ends is counted, and what the pace learns from."""
 
-    __slots__ = ("_era", "_pace", "_trying", "_weight")
+    __slots__ = ("_counts", "_era", "_pace", "_trying", "_weight")
 
-    def __init__(self, pace: Pace, weight: float) -> None:
-        self._pace, self._weight = pace, weight
+    def __init__(self, pace: Pace, weight: float, counts: Counts) -> None:
+        self._pace, self._weight, self._counts = pace, weight, counts
 
     async def __aenter__(self) -> None:
         pace = self._pace
@@ -211,7 +219,8 @@ class Turn:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         pace = self._pace
         pace.wire.leave()
-        if kind is None or (isinstance(error, ModelError) and not error.retryable):
+        self._counts.end(error)
+        if kind is None or (isinstance(error, ModelError) and not error.retryable and not error.hopeless):
             pace.succeeded(self._era)
         elif isinstance(error, ModelError):
             pace.failed(error, self._era, self._trying)
@@ -258,9 +267,9 @@ class Pace:
         """Whether it matters how many tokens a request has."""
         return "tpm" in self._buckets or "tokens" in self._buckets
 
-    def turn(self, weight: float = 0.0) -> Turn:
+    def turn(self, weight: float, counts: Counts) -> Turn:
         """Leave for one request of ``weight`` tokens. Waits as long as the server wants, and for its place."""
-        return Turn(self, weight)
+        return Turn(self, weight, counts)
 
     async def cleared(self, weight: float) -> bool:
         """Wait until nothing speaks against sending; whether the request tries a server that is out of order."""
@@ -291,10 +300,10 @@ class Pace:
             self._resize()
 
     def failed(self, error: ModelError, era: int, trying: bool) -> None:
-        """Hear that it failed in a way that may pass."""
+        """Hear that it failed in a way that may pass, or that no other would be spared."""
         now = asyncio.get_running_loop().time()
         self.breaker.fail(error, trying, now)
-        if error.retry_after is not None:
+        if error.retryable and error.retry_after is not None:
             self._gate = max(self._gate, now + error.retry_after)
         if overloaded(error):
             self.window.cut(era)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from inspect import Parameter, Signature
+from inspect import Parameter, Signature, signature
 from typing import Any
 
 import msgspec
 
 from ..checks import count
 from ..requests import native
-from ..signatures import nearest
+from ..signatures import advice
 
 Check = Callable[[str, Any], Any]
 INFINITY = float("inf")
@@ -146,18 +146,22 @@ LOCAL: Mapping[str, Check] = {
 }
 
 
-def checked(given: Mapping[str, Any], parameters: Mapping[str, Check]) -> dict[str, Any]:
-    """What was really set, canonically. None means not set."""
+def checked(given: Mapping[str, Any], parameters: Mapping[str, Check], beside: Iterable[str] = ()) -> dict[str, Any]:
+    """What was really set, canonically. None means not set. ``beside`` these other names are taken."""
     found: dict[str, Any] = {}
     for name, value in given.items():
         if name not in parameters:
-            near = nearest(name, parameters)
-            hint = f"did you mean {near!r}?" if near else f"it takes {', '.join(parameters)}"
-            raise TypeError(f"a model has no parameter {name!r}; {hint}")
+            raise TypeError(f"a model has no parameter {name!r}; {advice(name, value, [*parameters, *beside])}")
         value = native(value)
         if value is not None and (value := parameters[name](name, value)) is not None and value != []:
             found[name] = value
     return found
+
+
+def preset(maker: Callable[..., Any], given: Mapping[str, Any], parameters: Mapping[str, Check]) -> dict[str, Any]:
+    """What holds for all calls of a model, as it was given to ``maker`` beside what that takes itself."""
+    own = [name for name, taken in signature(maker).parameters.items() if taken.kind is not Parameter.VAR_KEYWORD]
+    return checked(given, parameters, own)
 
 
 def settled(params: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -13,20 +13,21 @@ import msgspec
 import yarl
 
 from .. import bridge
-from ..checks import count
+from ..checks import count, seconds
 from ..errors import AuthenticationError, ModelError, NotFoundError, TimedOutError
 from ..events import Burst, Bursts, Elementwise, Event, Failure, Layer, subset
 from ..layers import Limit, batched, cached, deduped, halted, retried
-from ..requests import Request
+from ..requests import Request, Usage
 from ..streams import interleave
 from . import quirks, refusals, wire
-from .accounts import PATHS, Account, Azure
+from .accounts import PATHS, Account, Azure, beside
 from .base import Model, Way
 from .connections import FAULTS, WIRE, Prepared, Response, Watch, Wire, drain, fault, session, unheard
+from .counting import Counts
 from .masking import bare
 from .orders import Orders
 from .pacing import Pace, Speed, Turn, speed
-from .parameters import COMMON, Check, flag, number, plain, schema, text
+from .parameters import COMMON, Check, flag, number, plain, preset, schema, text
 from .quirks import Dialect
 
 LINGER = 1.0  # seconds to wait for the counts after all choices of a stream have ended
@@ -118,8 +119,7 @@ class Link:
     def beside(self, path: str) -> yarl.URL:
         """The address of ``path``, which may have a query, on the level of the endpoints' own paths."""
         there = yarl.URL(path)
-        base = next(self.url.path.removesuffix(end) for end in PATHS.values() if self.url.path.endswith(end))
-        return self.url.with_path(base + there.path).with_query({**self.url.query, **there.query})
+        return self.url.with_path(beside(self.url.path) + there.path).with_query({**self.url.query, **there.query})
 
     def deadlines(self, seconds: float) -> Deadlines:
         """Bounds the time of each request."""
@@ -151,6 +151,7 @@ class Remote:
 
     def __init__(self, account: Account, endpoint: str, settings: Settings) -> None:
         self.account, self.endpoint, self.settings = account, endpoint, settings
+        self.counts = Counts()
 
     async def run(self, requests: Sequence[Request]) -> Bursts:
         """Answer ``requests``; those that differ in the sample number alone travel together."""
@@ -175,7 +176,7 @@ class Remote:
     ) -> None:
         """Ask ``path``, which stands beside the endpoint, and let ``hear`` have the bytes of the answer as they come."""
         link = self._link()
-        async with self.pace("").turn(0.0):
+        async with self.pace("").turn(0.0, self.counts):
             try:
                 with link.deadlines(self.settings.timeout):
                     response = await link.exchange(method, path, body, kind)
@@ -222,7 +223,12 @@ class Remote:
     def _turn(self, asked: Sequence[Request]) -> Turn:
         """Leave to send a request."""
         pace = self.pace(asked[0].model)
-        return pace.turn(quirks.weight(asked[0], len(asked)) if pace.weighs else 0.0)
+        return pace.turn(quirks.weight(asked[0], len(asked)) if pace.weighs else 0.0, self.counts)
+
+    def rest(self, model: str, attempt: int, errors: Collection[Exception]) -> float:
+        """Seconds before a request for ``model`` is tried again."""
+        self.counts.retried += 1
+        return self.pace(model).rest(attempt, errors)
 
     async def _batch(self, link: Link, requests: Sequence[Request], rows: list[int]) -> Bursts:
         """The answers of one HTTP request, then those that the server left out of it."""
@@ -266,13 +272,14 @@ class Remote:
             answer = wire.decoded(await self._body(response), response.headers.get("Content-Type", ""), self.account.mask)
         finally:
             response.close()
-        self._weigh(asked, answer)
+        self._weigh(asked, wire.usage_of(answer))
         return wire.answers(answer, len(asked), asked[0].params.get("stop", ()), partial(self._inner, response.headers))
 
-    def _weigh(self, asked: Sequence[Request], answer: dict[str, Any]) -> None:
-        """Book the tokens that an answer took where they matter, in place of those expected."""
+    def _weigh(self, asked: Sequence[Request], usage: Usage) -> None:
+        """Count the tokens that an answer took, and book them where they matter, in place of those expected."""
+        self.counts.spend(usage)
         pace = self.pace(asked[0].model)
-        if pace.weighs and (usage := wire.usage_of(answer)).prompt_tokens:
+        if pace.weighs and usage.prompt_tokens:
             pace.weigh(usage.prompt_tokens + usage.completion_tokens - quirks.weight(asked[0], len(asked)))
 
     async def _accepted(self, link: Link, asked: Sequence[Request], *, live: bool) -> Response:
@@ -314,12 +321,17 @@ class Remote:
             said = refusals.Said()  # the status says enough
         finally:
             response.close()
+        self.counts.refuse(error := self._refused(response, said))
+        return said, error
+
+    def _refused(self, response: Response, said: refusals.Said) -> ModelError:
+        """The error for an answer that is none."""
         if 300 <= response.status < 400:
-            return said, self._elsewhere(response)
+            return self._elsewhere(response)
         error = refusals.refusal(response.status, response.headers, said, mask=self.account.mask, now=time.time())
         if isinstance(error, NotFoundError):
             error.hint = self._lost(response.path)
-        return said, error
+        return error
 
     def _lost(self, path: str) -> str:
         """What to do where ``path`` was not found."""
@@ -359,6 +371,7 @@ class Remote:
                     yield burst
         except ModelError as error:
             telling.fail(error)
+        self._weigh(asked, telling.usage)
         yield [Event(row, bare(outcome)) for row, outcome in telling.outcomes().items()]
 
     async def _heard(self, link: Link, asked: Sequence[Request], telling: wire.Telling) -> Bursts:
@@ -371,8 +384,8 @@ class Remote:
             raise
         except FAULTS as error:
             raise fault(error, self.account.place, self.settings.timeout) from None
-        if telling.fault:
-            raise telling.fault
+        if broken := telling.fault:
+            raise broken
 
     async def _told(self, link: Link, asked: Sequence[Request], telling: wire.Telling) -> Bursts:
         """The partial answers of a stream."""
@@ -460,8 +473,7 @@ def openai(
     """
     if endpoint not in PATHS:
         raise ValueError(f"endpoint={endpoint!r}; it is {' or '.join(map(repr, PATHS))}")
-    for name, seconds in (("timeout", timeout), ("idle_timeout", idle_timeout)):
-        number(0)(name, seconds)
+    timeout, idle_timeout = seconds("timeout", timeout), seconds("idle_timeout", idle_timeout)
     count("retries", retries, 0)
     bounds = speed(concurrency, rpm, tpm)
     azure = None if api_version is None else Azure(api_version, model)
@@ -472,12 +484,13 @@ def openai(
         model,
         remote.run,
         endpoint=f"{endpoint} {account.place}" + (" prefill" if prefill else ""),
-        defaults=defaults,
+        defaults=preset(openai, defaults, PARAMETERS),
         layers=layers_of(remote, model, retries),
         parameters=PARAMETERS,
         company=remote.company,
         chat=endpoint == "chat",
         prefill=prefill,
+        counts=remote.counts,
         ways={"batch": by_batch},
     )
 
@@ -485,6 +498,6 @@ def openai(
 def layers_of(remote: Remote, model: str, retries: int) -> list[Layer]:
     """What stands round a remote model: a call that waits for its next try keeps its place."""
     limit = sharing(lambda: remote.pace(model).calls)
-    again = retried(retries + 1, wait=lambda attempt, errors: remote.pace(model).rest(attempt, errors))
+    again = retried(retries + 1, wait=partial(remote.rest, model))
     batches = batched(by=remote.company, concurrency=remote.settings.speed.most)
     return [again, limit, batches, halted, deduped("models"), cached()]

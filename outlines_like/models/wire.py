@@ -156,8 +156,9 @@ def is_error(answer: dict[str, Any]) -> bool:
 def usage_of(answer: dict[str, Any]) -> Usage:
     """The tokens that an answer says it took."""
     told = answer.get("usage")
-    counts = told if isinstance(told, dict) else {}
-    read, written = (counts.get(name) for name in ("prompt_tokens", "completion_tokens"))
+    if not isinstance(told, dict):
+        return Usage()
+    read, written = told.get("prompt_tokens"), told.get("completion_tokens")
     return Usage(read if isinstance(read, int) else 0, written if isinstance(written, int) else 0)
 
 
@@ -305,7 +306,7 @@ class Telling:
     @property
     def complete(self) -> bool:
         """Whether every choice that was asked for has ended: all that may follow are counts."""
-        return len(self._voices) == self._asked and all(voice.stopped(self._stops) for voice in self._voices.values())
+        return len(self._voices) == self._asked and all(map(self._stopped, self._voices.values()))
 
     @property
     def over(self) -> bool:
@@ -314,9 +315,19 @@ class Telling:
         return ended or (self.complete and not all(voice.finish for voice in self._voices.values()))
 
     @property
+    def usage(self) -> Usage:
+        """The tokens that it took, as far as the server has told."""
+        return self._usage
+
+    @property
     def fault(self) -> ModelError | None:
-        """Why the choices that have not ended will not."""
-        return self._fault
+        """Why the choices that have not ended will not, once nothing more comes."""
+        if self._fault or self.ended or (self._voices and all(map(self._stopped, self._voices.values()))):
+            return self._fault
+        return UnreachableError("the stream ended before the answer was complete")
+
+    def _stopped(self, voice: Voice) -> bool:
+        return voice.stopped(self._stops)
 
     def fail(self, error: ModelError) -> None:
         """Let ``error`` be what the choices that have not ended come to. The first one counts."""
@@ -370,10 +381,9 @@ class Telling:
 
     def outcomes(self) -> dict[int, Outcome]:
         """What each choice has come to. Choices of which nothing was heard are left out if others were."""
-        fault = self._fault or UnreachableError("the stream ended before the answer was complete")
+        fault = self.fault or MalformedError("the answer holds no choices")
         if not self._voices:
-            nothing = MalformedError("the answer holds no choices") if self.ended else fault
-            return {index: Failure(nothing) for index in range(self._asked)}
+            return {index: Failure(fault) for index in range(self._asked)}
         heard = dict(sorted(self._voices.items()))
         ends = zip(heard.items(), settled(list(heard.values()), self._usage, self._stops), strict=True)
         ended = self.ended and self._fault is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from contextvars import Context, ContextVar, copy_context
 from functools import partial
@@ -183,7 +183,7 @@ def heard(lm: LM, run: Run, value: Completion | Failure, done: bool) -> None:
 async def applied(lm: LM, run: Run, visit: Visit) -> None:
     """Run a program, then what it built."""
     try:
-        built = await (staged(lm, run, visit) if visit.live else unwatched(lm, visit))
+        built = await (staged if visit.live else unwatched)(lm, run, visit)
         lm.state = built.final
         run.finish(lm.state)
         lm.running = None
@@ -196,10 +196,10 @@ async def applied(lm: LM, run: Run, visit: Visit) -> None:
         run.fail(error)
 
 
-async def unwatched(lm: LM, visit: Visit) -> LM:
+async def unwatched(lm: LM, run: Run, visit: Visit) -> LM:
     """What a program built, run."""
     start = lm.inner(None)
-    built = continued(await called(lm, start, visit), start, lm.node)
+    run.built = built = continued(await called(lm, start, visit), start, lm.node)
     await settle(built, visit)
     return built
 
@@ -209,7 +209,7 @@ async def staged(lm: LM, run: Run, visit: Visit) -> LM:
     stage = Stage(run, visit)
     try:
         start = lm.inner(stage)
-        built = continued(await called(lm, start, visit), start, lm.node)
+        run.built = built = continued(await called(lm, start, visit), start, lm.node)
         await stage.ended()
         if stage.told is not None and stage.told not in way(built):
             raise ProgramError(BACK.format(lm.title))
@@ -217,6 +217,29 @@ async def staged(lm: LM, run: Run, visit: Visit) -> LM:
     finally:
         await stage.close()
     return built
+
+
+def standing(lm: LM, name: object) -> Mapping[str, Captured]:
+    """The captures of a program. Where a step failed, those before it; none if that or a later one may write ``name``."""
+    here: LM | None = lm
+    failed = False
+    while here is not None and here.state is None:
+        if name in written(here):
+            return {}
+        run = here.running
+        failed = run is not None and run.error is not None
+        here = here.parent if not isinstance(here.node, Apply) else run.built if run is not None else None
+    return here.final.closed() if here is not None and (failed or here is lm) else {}
+
+
+def written(lm: LM) -> Iterator[object]:
+    """What a step captures by itself, or is part of."""
+    match lm.node:
+        case Gen(name, stop_text=stop):
+            yield from (name, stop)
+        case Assign(name):
+            yield name
+    yield from (block.name for block in lm.stamp.captures)
 
 
 class Stage:

@@ -6,9 +6,10 @@ import asyncio
 import threading
 from collections.abc import Generator, Iterable, Mapping
 from contextvars import Context, copy_context
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 from .. import bridge, cache
+from ..checks import count
 from ..errors import BlockingError, ProgramError
 from ..garbage import seldom
 from ..occasions import scope
@@ -16,9 +17,9 @@ from ..operators import text_of
 from ..requests import Completion, Message, Terms, digest
 from ..streams import arriving
 from . import rendering
-from .batches import outcomes, settled
+from .batches import check_batch, outcomes, settled
 from .blocks import BLOCK, Stamp, note_added
-from .evaluation import INSIDE, Stage, read
+from .evaluation import INSIDE, Stage, read, standing
 from .generation import UNFINISHED
 from .nodes import Apply, Assign, Gen, Node, Picture, Text, expression
 from .outputs import settings
@@ -141,6 +142,11 @@ class LM:
     def __add__(self, other: Any) -> LM:
         return self.grown(other)
 
+    def __radd__(self, other: Any) -> NoReturn:
+        raise TypeError(
+            f"{other!r:.60} + lm: a program grows on the right; write `lm + ...`, and to put words first `model + ...`"
+        )
+
     def __iadd__(self, other: Any) -> LM:
         """``lm = lm + other``, where there is no way back: a watched program shows such steps when it reads them."""
         grown = self.grown(other)
@@ -203,15 +209,17 @@ class LM:
 
     def set(self, name: str, value: Any) -> LM:
         """The program with a capture set to ``value``."""
+        check_name(name)
         return self + Assign(name, value)
 
     def remove(self, name: str) -> LM:
         """The program without the capture ``name``."""
+        check_name(name)
         return self + Assign(name, remove=True)
 
     def fork(self, n: int) -> list[LM]:
         """``n`` programs that go on from here, each with draws of its own."""
-        return [self + Text("") for _ in range(n)]
+        return [self + Text("") for _ in range(count("n", n, 0))]
 
     def retry(self) -> LM:
         """The same program, where what has failed may run again. What went well stays."""
@@ -264,23 +272,38 @@ class LM:
     __iter__ = None
 
     def __contains__(self, name: object) -> bool:
-        return name in self._read().closed()
+        return name in self._captures(name)
 
     def __getitem__(self, name: str) -> Any:
         return self._captured(name).value
 
+    def _captures(self, name: object) -> Mapping[str, Captured]:
+        """All captures; where a step failed, those that stand in spite of it, if ``name`` is one of them."""
+        check_name(name)
+        try:
+            self._read()
+        except Exception:
+            if name not in standing(self, name):
+                raise
+        return standing(self, name)
+
     def _captured(self, name: str) -> Captured:
-        return found(self._read().closed(), name)
+        return found(self._captures(name), name)
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value of a capture, or ``default``."""
-        captures = self._read().closed()
+        captures = self._captures(name)
         return captures[name].value if name in captures else default
 
     async def get_async(self, name: str) -> Any:
         """The value of a capture, awaited."""
-        await self
-        return found(self.final.closed(), name).value
+        check_name(name)
+        try:
+            await self
+        except Exception:
+            if name not in standing(self, name):
+                raise
+        return found(standing(self, name), name).value
 
     def text(self, name: str) -> Any:
         """The text of a capture as the model wrote it; of a list, a list of texts."""
@@ -330,6 +353,7 @@ class LM:
         place, "missing" leaves None.
         """
         blocked = self.unblocked("lm.run_batched(...)")
+        check_batch(on_error, concurrency)
         with seldom(len(programs := list(programs))):
             lms = [self + program for program in programs]
             values = bridge.wait(settled, lms, Visit(blocked=blocked), concurrency)
@@ -337,6 +361,7 @@ class LM:
 
     async def async_run_batched(self, programs: Iterable[Any], *, on_error: str = "raise", concurrency: int = 256) -> list[Any]:
         """The same, awaited. Async programs run in this loop."""
+        check_batch(on_error, concurrency)
         visit = Visit(host=asyncio.get_running_loop())
         with arriving(), seldom(len(programs := list(programs))):
             lms = [self + program for program in programs]
@@ -362,6 +387,12 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
+
+
+def check_name(name: object) -> None:
+    """Captures have names."""
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a capture is text, not {name!r:.60}; all text so far is str(lm)")
 
 
 def found(captures: Mapping[str, Captured], name: str) -> Captured:

@@ -35,12 +35,13 @@ class Owner(Protocol):
 class Run:
     """One node's states: run once, told to every reader, the latest first. When the last reader leaves, it stops."""
 
-    __slots__ = ("_ends", "_error", "_news", "_owner", "_readers", "_trace", "host", "latest", "over", "stop")
+    __slots__ = ("_ends", "_error", "_news", "_owner", "_readers", "_trace", "built", "host", "latest", "over", "stop")
 
     def __init__(self, owner: Owner, host: Loop | None) -> None:
         self.host, self._owner = host, owner
         self.latest: State | None = None
         self.over = False
+        self.built: Any = None  # what a program returned, run or not
         self.stop: Stop = int
         self._error: Exception | None = None
         self._trace: TracebackType | None = None

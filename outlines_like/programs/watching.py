@@ -67,6 +67,9 @@ class Watch(Scoped):
         """End every ``async for``."""
         await self._parts.aclose()
 
+    def __repr__(self) -> str:
+        return f"<stream of {self.lm!r}>"
+
 
 async def parts(stream: Stream[Snapshot[Part]]) -> Lists[Part]:
     """The parts alone."""

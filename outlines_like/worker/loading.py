@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
+from ..errors import WorkerError
 from .batches import Net
 from .cohorts import Cohorts
 from .engine import Engine, Runner
@@ -23,6 +24,7 @@ from .slots import Slots, packable
 from .wire import Setup
 
 CONTEXTS = ("max_position_embeddings", "n_positions")  # where a configuration says how far a model reads
+ELSE = "Give one of these, leave device= out, or install a PyTorch built for that device."
 SHARE = 4  # keys and values of all workers may take one part in so many of the memory that is free at the start
 
 
@@ -30,6 +32,7 @@ def load(setup: Setup, enter: Callable[[str], None] = lambda stage: None) -> Eng
     """The engine for a model. ``enter`` is told what is being done."""
     torch.set_num_threads(threads(setup.workers))
     torch.set_grad_enabled(False)
+    place = device(setup.device)
     enter("fetching its files")
     folder = checked(fetched(setup.path, pickled=setup.pickled), pickled=setup.pickled)
     enter("reading its weights")
@@ -39,7 +42,7 @@ def load(setup: Setup, enter: Callable[[str], None] = lambda stage: None) -> Eng
     paired = AutoConfig.from_pretrained(folder, **safe).is_encoder_decoder
     kind: Any = AutoModelForSeq2SeqLM if paired else AutoModelForCausalLM
     weights = {"dtype": dtype(setup.dtype), "use_safetensors": None if setup.pickled else True}
-    model = kind.from_pretrained(folder, **weights, **safe).to(device(setup.device))
+    model = kind.from_pretrained(folder, **weights, **safe).to(place)
     enter("trying it out")
     said = habits(model, tokenizer)
     net = Pair(model, said.starts) if paired else Net(model)
@@ -65,11 +68,18 @@ def threads(workers: int) -> int:
 
 def device(name: str) -> str:
     """Where to run: the name the user gave, or the best there is."""
-    if name != "auto":
-        return name
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
+    there = devices()
+    if name != "auto" and name not in there:
+        known = ", ".join(map(repr, there))
+        raise WorkerError(f"device={name!r}: PyTorch {torch.__version__} finds no such device here, only {known}", hint=ELSE)
+    return there[0] if name == "auto" else name
+
+
+def devices() -> list[str]:
+    """What there is to run on, the best first."""
+    cards = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    numbered = ["cuda", *(f"cuda:{card}" for card in cards)] if cards else []
+    return [*numbered, *(["mps"] if torch.backends.mps.is_available() else []), "cpu"]
 
 
 def dtype(name: str) -> torch.dtype:
