@@ -184,6 +184,7 @@ def test_the_report_says_what_the_server_saw(replay: Replay, hasty: None, size: 
     rows = [f"p{i}" for i in range(size)]
     assert (model.stream(rows) | ol.collect if watched else model(rows)).tolist() == ["pong"] * size
     counts = model.counts
+    print(f"rows {size:,}, {counts}")
     assert {kind: getattr(counts, kind) for kind in ("answered", "refused", "broken", "timed_out")} == dict(seen)
     assert counts.sent == len(replay.log(f"report-{size}-{watched}"))
     assert counts.retried == size
