@@ -13,6 +13,7 @@ from .arrays import Array
 from .calling import Options, Work, choose
 from .checks import count
 from .events import Layer, Snapshot, stack
+from .garbage import seldom
 from .occasions import scope
 from .running import each, in_lists
 from .signatures import bind, form_of
@@ -42,7 +43,8 @@ class Lifted(Generic[T]):
         frames.check_labels(columns)
         grid = arrays.flatten(arguments, self.options.signature, self.options.excluded)
         terms = cache.terms(live=live, scope=scope())
-        rows = self.target.prepare(grid.calls, samples, terms)
+        with seldom(len(grid.calls)):
+            rows = self.target.prepare(grid.calls, samples, terms)
         return Work(answered(self.target.run), rows, grid, samples, self.options, columns, self.target.concurrency)
 
     @overload

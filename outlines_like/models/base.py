@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from functools import cached_property
@@ -139,7 +138,7 @@ class Model:
     def prepare(self, calls: Sequence[Call], samples: int | None, terms: Terms) -> list[Any]:
         """The requests of a call, in order. What is missing or not valid text is answered at once."""
         rows: list[Any] = []
-        seen: Counter[str] = Counter()
+        seen: dict[str, int] = {}
         last: tuple[Mapping[str, Any] | None, dict[str, Any]] = (None, {})
         for call in calls:
             if call.kwargs is not last[0]:
@@ -155,7 +154,7 @@ class Model:
         """One call with ``params`` from :meth:`settings`."""
         return Request(self.endpoint, self.name, prompt, params, 0, 0, terms)
 
-    def _draws(self, prompt: Any, params: dict[str, Any], count: int, terms: Terms, seen: Counter[str]) -> list[Any]:
+    def _draws(self, prompt: Any, params: dict[str, Any], count: int, terms: Terms, seen: dict[str, int]) -> list[Any]:
         """``count`` samples of one prompt."""
         if missing(prompt):
             return [Given(None)] * count
@@ -165,8 +164,8 @@ class Model:
             return [Given(Failure(error))] * count
         except UnicodeEncodeError as error:
             return [Given(Failure(surrogate(error)))] * count
-        occurrence = seen[first.stem]
-        seen[first.stem] += 1
+        occurrence = seen.get(first.stem, 0)
+        seen[first.stem] = occurrence + 1
         samples = range(terms.sample, terms.sample + count)
         return [first.draw(occurrence, sample) if occurrence or sample else first for sample in samples]
 

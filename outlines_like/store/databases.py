@@ -24,6 +24,10 @@ SET = """
     ON CONFLICT (key, raw) DO UPDATE SET store_time = excluded.store_time, access_time = excluded.access_time,
     size = excluded.size, mode = 1, filename = NULL, value = excluded.value, expire_time = NULL
 """
+READ = """
+    SELECT key, CASE WHEN mode = 1 AND filename IS NULL AND typeof(value) = 'blob' THEN value ELSE x'' END FROM Cache
+    WHERE raw = 1 AND key IN ({})
+"""
 DELETE = "DELETE FROM Cache WHERE key = ? AND raw = 1"
 PICKLING = "disk_pickle_protocol"  # nothing is ever pickled, so it is not written down how
 
@@ -130,9 +134,8 @@ class Database:
     def read(self, keys: Sequence[str]) -> dict[str, bytes]:
         """The rows of those ``keys`` that are there; what is no bytes of ours, a pickle above all, as ``b""``."""
         names = {key.encode(): key for key in keys}
-        select = f"SELECT key, mode, filename, value FROM Cache WHERE raw = 1 AND key IN ({', '.join('?' * len(keys))})"
-        rows = self.reader.execute(select, keys)
-        return {names[key]: honest(mode, filename, value) for key, mode, filename, value in rows if key in names}
+        rows = self.reader.execute(READ.format(", ".join("?" * len(keys))), keys)
+        return {names[key]: data for key, data in rows if key in names}
 
     def write(self, rows: Iterable[tuple[str, bytes | None]]) -> None:
         """Commit ``rows`` together; None deletes a row."""

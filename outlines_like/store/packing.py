@@ -63,7 +63,9 @@ unpack = msgspec.msgpack.Decoder(ext_hook=tagged).decode
 def seal(key: str, packed: bytes) -> bytes:
     """A checksum over key and value."""
     name = key.encode()
-    return blake2b(b"%d %b%b" % (len(name), name, packed), digest_size=SEAL).digest()
+    made = blake2b(b"%d %b" % (len(name), name), digest_size=SEAL)
+    made.update(packed)
+    return made.digest()
 
 
 def sealed(key: str, value: Any) -> bytes:
