@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -12,6 +12,8 @@ from typing import Any
 from .events import Bursts, Event, Snapshot
 
 SLACK = 4096  # events that a slow reader may fall behind before partial values are dropped
+
+OPEN: AbstractAsyncContextManager[Any] = nullcontext()
 
 
 class Abort(Exception):
@@ -147,7 +149,7 @@ class Crew:
 
     def add(self, work: Coroutine[Any, Any, None]) -> None:
         """Let one more task join."""
-        self._tasks.add(task := asyncio.ensure_future(carried(work)))
+        self._tasks.add(task := asyncio.get_running_loop().create_task(carried(work)))
         task.add_done_callback(partial(self._ended, work))
 
     def _ended(self, work: Coroutine[Any, Any, None], task: asyncio.Task[None]) -> None:
@@ -167,19 +169,32 @@ class Crew:
         await dismiss(list(self._tasks))
 
 
-async def interleave(make: Callable[[Any], Bursts], items: Iterable[Any], limit: int) -> Bursts:
-    """The bursts of ``make(item)`` for every item as they come, at most ``limit`` of them under way.
+def as_it_is(item: Any, burst: list[Any]) -> list[Any]:
+    """A burst unchanged."""
+    return burst
 
-    A crew works through one shared iterator: thousands of items cost ``limit`` tasks.
+
+async def interleave(
+    make: Callable[[Any], Bursts],
+    items: Iterable[Any],
+    limit: int,
+    *,
+    gate: AbstractAsyncContextManager[Any] = OPEN,
+    told: Callable[[Any, list[Any]], list[Any]] = as_it_is,
+) -> Bursts:
+    """The bursts of ``make(item)`` for every item as they come, at most ``limit`` of them under way, each inside ``gate``.
+
+    A crew works through one shared iterator: thousands of items cost ``limit`` tasks. ``told(item, burst)`` is what is
+    passed on of a burst.
     """
     mailbox, shared = Mailbox(), iter(items)
     first = list(islice(shared, limit))
 
     async def work(item: Any) -> None:
         while True:
-            async with aclosing(make(item)) as bursts:
+            async with gate, aclosing(make(item)) as bursts:
                 async for burst in bursts:
-                    mailbox.post(burst)
+                    mailbox.post(told(item, burst))
                     if mailbox.unread > limit:
                         await asyncio.sleep(0)  # let the reader have his say, also where nothing else waits
             try:

@@ -137,14 +137,19 @@ def test_a_limit_bounds_the_calls_under_way():
     assert gate.most == 3
 
 
-def test_a_limit_is_shared_by_all_who_hold_it():
+@pytest.mark.parametrize(
+    "layers",
+    [lambda limit: [ol.limited(limit), ol.batched(1)], lambda limit: [ol.batched(1, within=lambda: limit)]],
+    ids=["limited", "within"],
+)
+def test_a_limit_is_shared_by_all_who_hold_it(layers):
     gate, limit = Drawn(3), ol.Limit(2)
 
     async def run(rows):
         await gate.turn()
         yield [Event(i, row) for i, row in enumerate(rows)]
 
-    runs = [stack(run, ol.limited(limit), ol.batched(1)) for _ in range(3)]
+    runs = [stack(run, *layers(limit)) for _ in range(3)]
 
     async def all_of_them():
         return await asyncio.gather(*(last_values(run(range(10)), 10) for run in runs))

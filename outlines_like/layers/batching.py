@@ -7,8 +7,9 @@ from contextlib import aclosing
 from typing import Any
 
 from ..checks import count
-from ..events import Bursts, Elementwise, Layer, subset
-from ..streams import interleave
+from ..events import Burst, Bursts, Elementwise, Event, Layer
+from ..streams import OPEN, interleave
+from .limiting import Limit
 
 By = Callable[[Any], Hashable]
 
@@ -32,19 +33,32 @@ def plan(rows: Sequence[Any], size: int | None, by: By = together) -> list[list[
     return [group[k : k + size] for group in groups.values() for k in range(0, len(group), size)]
 
 
-def batched(size: int | None = None, *, by: By = together, concurrency: int = 64) -> Layer:
-    """Run rows in batches, at most ``concurrency`` at a time."""
+def batched(
+    size: int | None = None, *, by: By = together, concurrency: int = 64, within: Callable[[], Limit] | None = None
+) -> Layer:
+    """Run rows in batches, at most ``concurrency`` at a time.
+
+    ``within`` gives a :class:`Limit` in which each of them holds a place, over all calls that share it.
+    """
 
     count("concurrency", concurrency)
     count("size", 1 if size is None else size)
 
     def layer(run: Elementwise) -> Elementwise:
         async def batched_run(rows: Sequence[Any]) -> Bursts:
-            batches = plan(rows, size, by)
-            async with aclosing(interleave(lambda batch: subset(run, rows, batch), batches, concurrency)) as bursts:
+            gate = OPEN if within is None else within()
+            bursts = interleave(
+                lambda batch: run([rows[i] for i in batch]), plan(rows, size, by), concurrency, gate=gate, told=numbered
+            )
+            async with aclosing(bursts):
                 async for burst in bursts:
                     yield burst
 
         return batched_run
 
     return layer
+
+
+def numbered(batch: Sequence[int], burst: Burst) -> Burst:
+    """A burst of a batch, with the numbers that its rows have in the whole call."""
+    return [Event(batch[row], value, done) for row, value, done in burst]

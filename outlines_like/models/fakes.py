@@ -11,7 +11,7 @@ from ..arrays import plain
 from ..checks import count
 from ..errors import MalformedError
 from ..events import Burst, Bursts, Event, Failure
-from ..layers import batched, cached, deduped, limited, retried
+from ..layers import Limit, batched, cached, deduped, retried
 from ..occasions import identity, text_of
 from ..programs import outputs
 from ..requests import Completion, Request, Usage, digest
@@ -91,14 +91,9 @@ def fake(
                 await asyncio.sleep(0)
         yield [Event(i, answer) for i, answer in enumerate(answers)]
 
-    batches = batched(by=family, concurrency=concurrency)
-    layers = [
-        retried(retries + 1, wait=lambda attempt, errors: 0.0),
-        limited(concurrency),
-        batches,
-        deduped("models"),
-        cached(),
-    ]
+    again, limit = retried(retries + 1, wait=lambda attempt, errors: 0.0), Limit(concurrency)
+    batches = batched(by=family, concurrency=concurrency, within=lambda: limit)
+    layers = [again, batches, deduped("models"), cached()]
     kind = f"fake:{named(answer)}:{'chat' if chat else 'text'}"
     return Model(
         name,

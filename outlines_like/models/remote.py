@@ -15,8 +15,8 @@ import yarl
 from .. import bridge
 from ..checks import count, seconds
 from ..errors import AuthenticationError, ModelError, NotFoundError, TimedOutError
-from ..events import Burst, Bursts, Elementwise, Event, Failure, Layer, subset
-from ..layers import Limit, batched, cached, deduped, halted, retried
+from ..events import Burst, Bursts, Event, Failure, Layer, subset
+from ..layers import batched, cached, deduped, halted, retried
 from ..requests import Request, Usage
 from ..streams import interleave
 from . import quirks, refusals, wire
@@ -424,20 +424,6 @@ class Remote:
             yield burst
 
 
-def sharing(limit: Callable[[], Limit]) -> Layer:
-    """Let no more calls be under way than ``limit()`` has room for, which is asked for on the library's loop."""
-
-    def layer(run: Elementwise) -> Elementwise:
-        async def sharing_run(rows: Sequence[Any]) -> Bursts:
-            async with limit(), aclosing(run(rows)) as bursts:
-                async for burst in bursts:
-                    yield burst
-
-        return sharing_run
-
-    return layer
-
-
 def openai(
     model: str,
     *,
@@ -497,7 +483,6 @@ def openai(
 
 def layers_of(remote: Remote, model: str, retries: int) -> list[Layer]:
     """What stands round a remote model: a call that waits for its next try keeps its place."""
-    limit = sharing(lambda: remote.pace(model).calls)
     again = retried(retries + 1, wait=partial(remote.rest, model))
-    batches = batched(by=remote.company, concurrency=remote.settings.speed.most)
-    return [again, limit, batches, halted, deduped("models"), cached()]
+    batches = batched(by=remote.company, concurrency=remote.settings.speed.most, within=lambda: remote.pace(model).calls)
+    return [again, batches, halted, deduped("models"), cached()]
