@@ -152,12 +152,12 @@ def test_a_prefix_takes_the_place_of_its_own_beginning() -> None:
     assert len(kept._kept) == 1
 
 
-@pytest.mark.parametrize("ordered", [False, True])
-@pytest.mark.parametrize("masked", [False, True])
-def test_attention_without_the_fused_kernel_is_the_same(ordered: bool, masked: bool) -> None:
-    if ordered and masked:
-        pytest.skip("never asked for")
-    query, key, value = (torch.randn(2, 3, 5, 8, dtype=torch.float64) for _ in range(3))
+@pytest.mark.parametrize(("ordered", "masked"), [(False, False), (False, True), (True, False)])
+@pytest.mark.parametrize("heads", [6, 3, 2, 1])
+def test_attention_without_the_fused_kernel_is_the_same(ordered: bool, masked: bool, heads: int) -> None:
+    """Also where several heads' queries share keys."""
+    query = torch.randn(2, 6, 5, 8, dtype=torch.float64)
+    key, value = (torch.randn(2, heads, 5, 8, dtype=torch.float64) for _ in range(2))
     mask = torch.zeros(2, 1, 1, 5, dtype=torch.float64)
     mask[0, ..., 3:] = float("-inf")
     given: Any = {"mask": mask if masked else None, "ordered": ordered}

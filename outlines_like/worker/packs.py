@@ -144,9 +144,7 @@ def lower(lasts: Tensor, length: int, dtype: torch.dtype) -> Tensor:
 
 def causal(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
     """Attention of a row's new tokens among themselves."""
-    groups = query.shape[0] // key.shape[0]
-    keys, values = (part.repeat_interleave(groups, 0)[None] for part in (key, value))
-    out, weight = attention(query[None], keys, values, scale, ordered=True)
+    out, weight = attention(query[None], key[None], value[None], scale, ordered=True)
     return out[0].transpose(0, 1), weight[0].transpose(0, 1)
 
 
@@ -162,7 +160,7 @@ def shared(query: Tensor, memory: Tensor, scale: float | None) -> tuple[Tensor, 
 def attention(
     query: Tensor, key: Tensor, value: Tensor, scale: float | None, *, mask: Tensor | None = None, ordered: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Attention, and the logarithm of the sum of exponentials that it was divided by."""
+    """Attention, and the logarithm of the sum of exponentials that it was divided by. Queries may share keys."""
     if query.device.type == "cpu":
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         out, weight = flash(query, key, value, 0.0, ordered, attn_mask=mask, scale=scale)
@@ -174,6 +172,7 @@ def spelled_out(
     query: Tensor, key: Tensor, value: Tensor, scale: float | None, *, mask: Tensor | None, ordered: bool
 ) -> tuple[Tensor, Tensor]:
     """The same where there is no fused kernel that gives the logarithm too."""
+    key, value = (part.repeat_interleave(query.shape[1] // key.shape[1], 1) for part in (key, value))
     scores = (query @ key.transpose(-1, -2)).to(wide(query.dtype)) * (scale or query.shape[-1] ** -0.5)
     if ordered:
         scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
