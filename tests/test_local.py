@@ -360,16 +360,34 @@ def test_a_closed_model_has_no_process_and_begins_anew_with_the_next_call(folder
     model.close()
 
 
-def test_a_nursery_has_one_thread_and_a_worker_that_dies_is_replaced_by_its_fork(folder: Path) -> None:
+def test_nurseries_have_one_thread_and_a_worker_that_dies_is_replaced_by_a_fork_of_its_models(folder: Path) -> None:
     model = ol.models.transformers(folder, max_tokens=3, temperature=0)
     with ol.cache.disabled():
         first = model("the cat")
-        worker = next(worker for pool in pools_of(folder, 1) for worker in pool._workers)
-        nursery = psutil.Process(worker.pid).parent()
-        assert nursery.num_threads() == 1
-        os.kill(worker.pid, signal.SIGKILL)
+        worker = workers_of(folder, 1)[0]
+        loaded, imported = worker.parents()[:2]
+        assert [nursery.num_threads() for nursery in (loaded, imported)] == [1, 1]
+        worker.kill()
         assert model("the cat") == first
-    assert nursery.is_running()
+    assert workers_of(folder, 1)[0].parents()[:2] == [loaded, imported]
+
+
+def test_workers_of_a_model_share_its_weights_and_models_share_the_imports(folder: Path) -> None:
+    models = [ol.models.transformers(folder, max_tokens=20, workers=workers) for workers in (1, 2)]
+    with ol.cache.disabled():
+        while len(workers_of(folder, 2)) < 2:
+            models[1](["the cat", "a dog"] * 20)
+        models[0]("the cat")
+    alone, *two = (worker.parents()[:2] for workers in (1, 2) for worker in workers_of(folder, workers))
+    assert two[0] == two[1]
+    assert alone[0] != two[0][0]
+    assert alone[1] == two[0][1]
+
+
+def workers_of(folder: Path, workers: int) -> list[psutil.Process]:
+    """The processes that answer for a model."""
+    held = [worker for pool in pools_of(folder, workers) for worker in pool._workers]
+    return [psutil.Process(worker.pid) for worker in held if worker.ready]
 
 
 def pools_of(folder: Path, workers: int) -> list[Pool]:

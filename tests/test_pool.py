@@ -23,7 +23,7 @@ from outlines_like.errors import BadRequestError, ContextLengthError, NotFoundEr
 from outlines_like.events import last_values
 from outlines_like.models import nurseries, queues
 from outlines_like.models.notices import Notice
-from outlines_like.models.nurseries import Nursery
+from outlines_like.models.nurseries import Nursery, process
 from outlines_like.models.pools import Pool
 from outlines_like.models.queues import Job, Queue
 from outlines_like.requests import Completion, Request, Terms
@@ -46,7 +46,7 @@ async def pool(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
 
     def living() -> Nursery:
         if not nursery or nursery[-1].over:
-            nursery.append(Nursery())
+            nursery.append(Nursery(process))
         return nursery[-1]
 
     def make(workers: int = 1, timeout: float = 100, path: str = "/model") -> Pool:
@@ -228,14 +228,14 @@ async def test_an_idle_worker_may_be_silent(pool: Any) -> None:
     assert await answers(one, "echo who") == first
 
 
-async def test_a_nursery_that_dies_costs_its_workers_and_no_answer(pool: Any) -> None:
+@pytest.mark.parametrize("level", ["of the model", "of all models"])
+async def test_a_nursery_that_dies_costs_its_workers_and_no_answer(pool: Any, level: str) -> None:
     one = pool()
     assert await answers(one, "echo a") == ["echo a"]
     reading = asyncio.ensure_future(answers(one, *["slow echo b"] * 50))
     while not any(worker.jobs for worker in one._workers):
         await asyncio.sleep(0.01)
-    nursery = psutil.Process(one._workers[0].pid).parent()
-    assert nursery
+    nursery = psutil.Process(one._workers[0].pid).parents()[level == "of all models"]
     nursery.kill()
     assert await reading == ["slow echo b"] * 50
 
@@ -266,7 +266,7 @@ async def kill(pool: Pool, count: int, dice: random.Random) -> int:
 PARENT = """
 import asyncio, sys
 from outlines_like.models import nurseries
-from outlines_like.models.nurseries import Nursery
+from outlines_like.models.nurseries import Nursery, process
 from outlines_like.models.pools import Pool
 from outlines_like.requests import Request, Terms
 from outlines_like.worker.wire import Setup
@@ -274,7 +274,7 @@ from outlines_like.worker.wire import Setup
 nurseries.command = lambda *task: [sys.executable, sys.argv[1], task[-1]]
 
 async def main(path, prompts):
-    nursery = Nursery()
+    nursery = Nursery(process)
     rows = [Request("here", "m", prompt) for prompt in prompts]
     async for burst in Pool(Setup(path, "auto", "auto", False, 2), lambda: nursery).run(rows):
         print("answer", flush=True)
@@ -372,7 +372,8 @@ async def test_a_call_that_is_left_leaves_the_queue() -> None:
 async def test_rows_go_where_their_beginning_was_read_unless_others_have_less_to_do(pool: Any) -> None:
     two = pool(2)
     tales = [letter * 300 for letter in "ab"]
-    await answers(two, "echo start", "echo start")
+    while len(two._workers) < 2 or not all(worker.ready for worker in two._workers):
+        await answers(two, *["echo start"] * 20)
     homes = [await who(two, f"echo who {tale}") for tale in tales]
     for tale, home in zip(tales, homes, strict=True):
         assert {await who(two, f"echo who {tale} {number}") for number in range(5)} == {home}

@@ -51,7 +51,8 @@ class Pool:
     """Worker processes of one model, started when there are rows for them, and the rows that wait."""
 
     def __init__(self, setup: Setup, nursery: Callable[[], Nursery], counts: Counts | None = None) -> None:
-        self._setup, self._nursery, self.counts = setup, nursery, counts or Counts()
+        self._setup, self._origin, self.counts = setup, nursery, counts or Counts()
+        self._nursery: Nursery | None = None
         self._notice = Notice(f"loading {Path(setup.path).name}")
         self._queue = Queue()
         self._workers: list[Worker] = []
@@ -72,9 +73,20 @@ class Pool:
     def _admit(self, jobs: Sequence[Job]) -> None:
         """Queue rows, and see that there are workers for them."""
         self._queue.add(jobs)
-        while len(self._seats) < min(self._setup.workers, len(self._queue)):
-            self._seats.add(asyncio.ensure_future(self._seat()))
+        self._staff()
         self._feed()
+
+    def _staff(self) -> None:
+        """See that there are workers for the rows that wait; a single one until the model is loaded."""
+        most = self._setup.workers if self._nursery and self._nursery.awake else 1
+        while len(self._seats) < min(most, len(self._queue)):
+            self._seats.add(asyncio.ensure_future(self._seat()))
+
+    def _home(self) -> Nursery:
+        """Where workers come from."""
+        if self._nursery is None or self._nursery.over:
+            self._nursery = self._origin().forked(self._setup)
+        return self._nursery
 
     def _feed(self) -> None:
         """Hand waiting rows out."""
@@ -119,7 +131,7 @@ class Pool:
         self.counts.started += 1
         code = 0
         try:
-            worker.start(self._nursery())
+            worker.start(self._home())
             await self._attend(worker)
             self.counts.died += 1
         finally:
@@ -137,6 +149,7 @@ class Pool:
                     self._hear(worker, report)
                 elif worker.ready:
                     self._notice.wipe()
+                    self._staff()
                 else:
                     self._notice.show(worker.stage)
                 self._feed()
@@ -176,6 +189,8 @@ class Pool:
         for seat in seats:
             seat.cancel()
         await asyncio.gather(*seats, return_exceptions=True)
+        if self._nursery:
+            await self._nursery.aclose()
         self._refuse(WorkerError(f"{self._setup.path} was closed before this row was answered"))
 
 
