@@ -373,15 +373,16 @@ def test_nurseries_have_one_thread_and_a_worker_that_dies_is_replaced_by_a_fork_
 
 
 def test_workers_of_a_model_share_its_weights_and_models_share_the_imports(folder: Path) -> None:
-    models = [ol.models.transformers(folder, max_tokens=20, workers=workers) for workers in (1, 2)]
+    one, other = (ol.models.transformers(folder, max_tokens=20, workers=workers) for workers in (4, 5))
     with ol.cache.disabled():
-        while len(workers_of(folder, 2)) < 2:
-            models[1](["the cat", "a dog"] * 20)
-        models[0]("the cat")
-    alone, *two = (worker.parents()[:2] for workers in (1, 2) for worker in workers_of(folder, workers))
-    assert two[0] == two[1]
-    assert alone[0] != two[0][0]
-    assert alone[1] == two[0][1]
+        while len(workers_of(folder, 4)) < 2:
+            one(["the cat", "a dog"] * 20)
+        other("the cat")
+    first, second, *_ = (worker.parents()[:2] for worker in workers_of(folder, 4))
+    assert first == second
+    loaded, imported = workers_of(folder, 5)[0].parents()[:2]
+    assert loaded != first[0]
+    assert imported == first[1]
 
 
 def workers_of(folder: Path, workers: int) -> list[psutil.Process]:

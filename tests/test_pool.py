@@ -19,9 +19,9 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from outlines_like.errors import BadRequestError, ContextLengthError, NotFoundError, WorkerError
+from outlines_like.errors import BadRequestError, ContextLengthError, NotFoundError, UnreachableError, WorkerError
 from outlines_like.events import last_values
-from outlines_like.models import nurseries, queues
+from outlines_like.models import hubs, nurseries, queues
 from outlines_like.models.notices import Notice
 from outlines_like.models.nurseries import Nursery, process
 from outlines_like.models.pools import Pool
@@ -169,6 +169,28 @@ async def test_a_worker_that_does_not_start_is_an_error_with_its_last_words(
         assert all(word in str(error) for word in words)
     monkeypatch.setattr(nurseries, "command", lambda *task: [sys.executable, str(ACTOR), task[-1]])
     assert await answers(one, "echo c") == ["echo c"]
+
+
+async def test_a_name_on_the_hub_is_refused_by_a_process_of_its_own_before_a_worker_is_made(
+    pool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    one = pool(path="nobody/nothing-at-all")
+    for error in await answers(one, "echo a", "echo b"):
+        assert isinstance(error, UnreachableError)
+        assert "'nobody/nothing-at-all' is not on this machine" in str(error)
+    assert one.counts.started == 0
+
+
+async def test_a_name_on_the_hub_is_the_folder_where_its_files_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    place = tmp_path / "models--org--tiny" / "snapshots" / "abc"
+    place.mkdir(parents=True)
+    (place / "config.json").write_text("{}")
+    (tmp_path / "models--org--tiny" / "refs").mkdir()
+    (tmp_path / "models--org--tiny" / "refs" / "main").write_text("abc")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert await hubs.fetched("org/tiny", pickled=False) == str(place)
 
 
 async def test_a_worker_that_cannot_even_be_made_leaves_nobody_waiting(pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from .batches import Net
 from .cohorts import Cohorts
 from .engine import Engine, Runner
-from .fetching import checked, fetched
+from .fetching import checked
 from .linears import reorder
 from .pairs import Pair
 from .prompting import Reader
@@ -29,10 +29,8 @@ SHARE = 4  # keys and values of all workers may take one part in so many of the 
 def load(setup: Setup, enter: Callable[[str], None] = lambda stage: None) -> Engine:
     """The engine for a model. ``enter`` is told what is being done."""
     torch.set_grad_enabled(False)
-    enter("fetching its files")
-    folder = checked(fetched(setup.path, pickled=setup.pickled), pickled=setup.pickled)
+    folder = checked(Path(setup.path), pickled=setup.pickled)
     enter("reading its weights")
-    # All files are there: nothing more is asked of the hub.
     safe: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
     tokenizer = AutoTokenizer.from_pretrained(folder, **safe)
     paired = AutoConfig.from_pretrained(folder, **safe).is_encoder_decoder

@@ -155,7 +155,7 @@ def loaded(link: Link, setup: Setup) -> Engine:
 
             return load(setup, link.enter)
     except ModelError as error:
-        link.send(Refused(type(error).__name__, str(error.args[0]), error.hint))
+        link.send(Refused.by(error))
         sys.exit(1)
 
 
