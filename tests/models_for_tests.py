@@ -113,3 +113,19 @@ def saved(folder: Path, model: Any, tokenizer: Any) -> Path:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def many_prompts() -> list[str]:
+    """Sixty-four prompts of very different lengths."""
+    things = ["apple", "tiger", "river", "lamp", "bicycle", "shark", "candle", "rocket"]
+    forms = [
+        "Hi {}",
+        "Name one color of a {}.",
+        "Is a {} a kind of food? Answer yes or no.",
+        "Write about a {}.",
+        "The box was torn and the {} in it was broken. " * 6 + "Is this review positive or negative?",
+        "Count: one {},",
+        "What is a {}?",
+        "It lasts six hours, says the {}. " * 3 + "Say it again.",
+    ]
+    return [form.replace("{}", thing) for form in forms for thing in things]

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from outlines_like.requests import Completion
 from outlines_like.worker.nursery import tend
+from outlines_like.worker.serving import received
 from outlines_like.worker.wire import (
     LENGTH,
     Answer,
@@ -107,6 +108,13 @@ class Actor:
         die() if first else self.say(ask, "one two three four")
 
 
+def rear(descriptor: int) -> None:
+    """Make workers of one model."""
+    control = socket.socket(fileno=descriptor)
+    received(control)
+    tend(control, main)
+
+
 def main(descriptor: int) -> None:
     """Serve."""
     wire = socket.socket(fileno=descriptor)
@@ -127,4 +135,4 @@ def main(descriptor: int) -> None:
 
 
 if __name__ == "__main__":
-    tend(socket.socket(fileno=int(sys.argv[1])), main)
+    tend(socket.socket(fileno=int(sys.argv[1])), rear)

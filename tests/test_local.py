@@ -25,7 +25,7 @@ from outlines_like.errors import BadRequestError, NotFoundError, WorkerError
 from outlines_like.models import boxes, local
 from outlines_like.models.pools import Pool
 
-from .models_for_tests import byte_level, saved, tiny
+from .models_for_tests import byte_level, many_prompts, saved, tiny
 
 ACTOR = Path(__file__).with_name("scripted_worker.py")
 
@@ -211,6 +211,14 @@ def test_one_worker_and_two_give_the_same_answers(seed: int, folder: Path) -> No
         assert two(prompts, samples=3, **params).tolist() == want.tolist()
 
 
+@pytest.mark.long
+def test_one_worker_and_two_give_smollm2s_answers_to_64_prompts(smollm2: ol.models.Model) -> None:
+    asked: dict[str, Any] = {"temperature": [0, 1] * 32, "samples": 2, "max_tokens": 16}
+    with ol.cache.disabled(), ol.models.transformers("smollm2-135m", deterministic=True, workers=2) as two:
+        assert two(many_prompts(), **asked).tolist() == smollm2(many_prompts(), **asked).tolist()
+        assert two.counts.started == 2
+
+
 def test_what_prompts_share_is_read_once_and_not_again(smollm2: ol.models.Model) -> None:
     shared = "Anna has boxes with apples, gives some of them away, buys more at the market, and comes back home. " * 4
     prompts = [f"{shared}{word}?" for word in ("How many", "Why", "Who", "When", "Where", "With whom")]
@@ -360,16 +368,36 @@ def test_a_closed_model_has_no_process_and_begins_anew_with_the_next_call(folder
     model.close()
 
 
-def test_a_nursery_has_one_thread_and_a_worker_that_dies_is_replaced_by_its_fork(folder: Path) -> None:
+def test_nurseries_have_one_thread_and_a_worker_that_dies_is_replaced_by_a_fork_of_its_models(folder: Path) -> None:
     model = ol.models.transformers(folder, max_tokens=3, temperature=0)
     with ol.cache.disabled():
         first = model("the cat")
-        worker = next(worker for pool in pools_of(folder, 1) for worker in pool._workers)
-        nursery = psutil.Process(worker.pid).parent()
-        assert nursery.num_threads() == 1
-        os.kill(worker.pid, signal.SIGKILL)
+        worker = workers_of(folder, 1)[0]
+        loaded, imported = worker.parents()[:2]
+        assert [nursery.num_threads() for nursery in (loaded, imported)] == [1, 1]
+        worker.kill()
         assert model("the cat") == first
-    assert nursery.is_running()
+    assert workers_of(folder, 1)[0].parents()[:2] == [loaded, imported]
+
+
+def test_workers_of_a_model_share_its_weights_and_models_share_the_imports(folder: Path) -> None:
+    one, other = (ol.models.transformers(folder, max_tokens=20, workers=workers) for workers in (4, 5))
+    with ol.cache.disabled():
+        while len(workers_of(folder, 4)) < 2:
+            one(["the cat", "a dog"] * 20)
+        other("the cat")
+    first, second, *_ = (worker.parents()[:2] for worker in workers_of(folder, 4))
+    assert first == second
+    loaded, imported = workers_of(folder, 5)[0].parents()[:2]
+    one.close(), other.close()
+    assert loaded != first[0]
+    assert imported == first[1]
+
+
+def workers_of(folder: Path, workers: int) -> list[psutil.Process]:
+    """The processes that answer for a model."""
+    held = [worker for pool in pools_of(folder, workers) for worker in pool._workers]
+    return [psutil.Process(worker.pid) for worker in held if worker.ready]
 
 
 def pools_of(folder: Path, workers: int) -> list[Pool]:

@@ -19,11 +19,11 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from outlines_like.errors import BadRequestError, ContextLengthError, NotFoundError, WorkerError
+from outlines_like.errors import BadRequestError, ContextLengthError, NotFoundError, UnreachableError, WorkerError
 from outlines_like.events import last_values
-from outlines_like.models import nurseries, queues
+from outlines_like.models import hubs, nurseries, queues
 from outlines_like.models.notices import Notice
-from outlines_like.models.nurseries import Nursery
+from outlines_like.models.nurseries import Nursery, process
 from outlines_like.models.pools import Pool
 from outlines_like.models.queues import Job, Queue
 from outlines_like.requests import Completion, Request, Terms
@@ -46,7 +46,7 @@ async def pool(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
 
     def living() -> Nursery:
         if not nursery or nursery[-1].over:
-            nursery.append(Nursery())
+            nursery.append(Nursery(process))
         return nursery[-1]
 
     def make(workers: int = 1, timeout: float = 100, path: str = "/model") -> Pool:
@@ -171,6 +171,28 @@ async def test_a_worker_that_does_not_start_is_an_error_with_its_last_words(
     assert await answers(one, "echo c") == ["echo c"]
 
 
+async def test_a_name_on_the_hub_is_refused_by_a_process_of_its_own_before_a_worker_is_made(
+    pool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    one = pool(path="nobody/nothing-at-all")
+    for error in await answers(one, "echo a", "echo b"):
+        assert isinstance(error, UnreachableError)
+        assert "'nobody/nothing-at-all' is not on this machine" in str(error)
+    assert one.counts.started == 0
+
+
+async def test_a_name_on_the_hub_is_the_folder_where_its_files_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    place = tmp_path / "models--org--tiny" / "snapshots" / "abc"
+    place.mkdir(parents=True)
+    (place / "config.json").write_text("{}")
+    (tmp_path / "models--org--tiny" / "refs").mkdir()
+    (tmp_path / "models--org--tiny" / "refs" / "main").write_text("abc")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert await hubs.fetched("org/tiny", pickled=False) == str(place)
+
+
 async def test_a_worker_that_cannot_even_be_made_leaves_nobody_waiting(pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nurseries, "command", lambda *task: ["/nowhere/python"])
     (error,) = await answers(pool(), "echo a")
@@ -228,14 +250,14 @@ async def test_an_idle_worker_may_be_silent(pool: Any) -> None:
     assert await answers(one, "echo who") == first
 
 
-async def test_a_nursery_that_dies_costs_its_workers_and_no_answer(pool: Any) -> None:
+@pytest.mark.parametrize("level", ["of the model", "of all models"])
+async def test_a_nursery_that_dies_costs_its_workers_and_no_answer(pool: Any, level: str) -> None:
     one = pool()
     assert await answers(one, "echo a") == ["echo a"]
     reading = asyncio.ensure_future(answers(one, *["slow echo b"] * 50))
     while not any(worker.jobs for worker in one._workers):
         await asyncio.sleep(0.01)
-    nursery = psutil.Process(one._workers[0].pid).parent()
-    assert nursery
+    nursery = psutil.Process(one._workers[0].pid).parents()[level == "of all models"]
     nursery.kill()
     assert await reading == ["slow echo b"] * 50
 
@@ -266,7 +288,7 @@ async def kill(pool: Pool, count: int, dice: random.Random) -> int:
 PARENT = """
 import asyncio, sys
 from outlines_like.models import nurseries
-from outlines_like.models.nurseries import Nursery
+from outlines_like.models.nurseries import Nursery, process
 from outlines_like.models.pools import Pool
 from outlines_like.requests import Request, Terms
 from outlines_like.worker.wire import Setup
@@ -274,7 +296,7 @@ from outlines_like.worker.wire import Setup
 nurseries.command = lambda *task: [sys.executable, sys.argv[1], task[-1]]
 
 async def main(path, prompts):
-    nursery = Nursery()
+    nursery = Nursery(process)
     rows = [Request("here", "m", prompt) for prompt in prompts]
     async for burst in Pool(Setup(path, "auto", "auto", False, 2), lambda: nursery).run(rows):
         print("answer", flush=True)
@@ -372,7 +394,8 @@ async def test_a_call_that_is_left_leaves_the_queue() -> None:
 async def test_rows_go_where_their_beginning_was_read_unless_others_have_less_to_do(pool: Any) -> None:
     two = pool(2)
     tales = [letter * 300 for letter in "ab"]
-    await answers(two, "echo start", "echo start")
+    while len(two._workers) < 2 or not all(worker.ready for worker in two._workers):
+        await answers(two, *["echo start"] * 20)
     homes = [await who(two, f"echo who {tale}") for tale in tales]
     for tale, home in zip(tales, homes, strict=True):
         assert {await who(two, f"echo who {tale} {number}") for number in range(5)} == {home}

@@ -25,12 +25,12 @@ from outlines_like.worker.engine import Engine
 from outlines_like.worker.loading import habits, load
 from outlines_like.worker.prompting import Reader, words
 from outlines_like.worker.rows import Habits, limit, open_row, taste
-from outlines_like.worker.sampling import Draw, Taste, choose, probabilities
+from outlines_like.worker.sampling import Draw, Taste, choose, highest, probabilities
 from outlines_like.worker.slots import Slots, packable
 from outlines_like.worker.transcripts import Detokenizer, Transcript
 from outlines_like.worker.wire import Ask, News, Setup
 
-from .models_for_tests import CHATML, byte_level, sentence_piece, tiny
+from .models_for_tests import CHATML, byte_level, many_prompts, sentence_piece, tiny
 
 TEXTS = ["the cat", "a dog ran off .", "what is it ?", "one two three four five six seven eight", "hello", "é 你好 🤗🏽", ""]
 
@@ -185,22 +185,6 @@ def test_smollm2_in_one_batch_writes_what_generate_writes_for_each_prompt(
         assert (got[number].usage.prompt_tokens, got[number].usage.completion_tokens) == (len(ids), len(tokens))
 
 
-def many_prompts() -> list[str]:
-    """Sixty-four prompts of very different lengths."""
-    things = ["apple", "tiger", "river", "lamp", "bicycle", "shark", "candle", "rocket"]
-    forms = [
-        "Hi {}",
-        "Name one color of a {}.",
-        "Is a {} a kind of food? Answer yes or no.",
-        "Write about a {}.",
-        "The box was torn and the {} in it was broken. " * 6 + "Is this review positive or negative?",
-        "Count: one {},",
-        "What is a {}?",
-        "It lasts six hours, says the {}. " * 3 + "Say it again.",
-    ]
-    return [form.replace("{}", thing) for form in forms for thing in things]
-
-
 def test_smollm2_writes_what_generate_writes_for_64_prompts(smol: Engine, smol_plain: Any, smol_tokenizer: Any) -> None:
     prompts = many_prompts()
     assert isinstance(smol.runner, Slots)
@@ -278,6 +262,31 @@ def test_draws_have_the_frequencies_of_their_probabilities() -> None:
     got = torch.bincount(torch.tensor(choose(logits, [Draw(Taste(), b"stream", step) for step in range(8000)])), minlength=5)
     assert torch.allclose(got / 8000, logits[0].softmax(-1), atol=0.02)
     assert got[4] == 0
+
+
+def test_rare_tokens_too_are_drawn_as_often_as_their_chances_say() -> None:
+    chances = torch.tensor([0.5, 0.3, 0.19, 0.009, 0.001] + [0.0] * 995, dtype=torch.float64)
+    draws = [Draw(Taste(), b"%d" % (step % 9), step) for step in range(40_000)]
+    got = [token for k in range(0, 40_000, 1000) for token in choose(chances.log().repeat(1000, 1), draws[k : k + 1000])]
+    counts = torch.bincount(torch.tensor(got), minlength=1000)
+    spread = (40_000 * chances * (1 - chances)).sqrt()
+    assert bool(((counts - 40_000 * chances).abs() <= 4 * spread).all())
+
+
+def test_rounding_tips_no_draw_from_a_large_vocabulary() -> None:
+    dice = torch.Generator().manual_seed(0)
+    logits = torch.randn(64, 49152, generator=dice) * 2
+    other = logits + torch.randn(logits.shape, generator=dice) * 1e-5
+    for step in range(4):
+        draws = [Draw(Taste(), b"%d" % row, step) for row in range(64)]
+        assert choose(logits, draws) == choose(other, draws)
+
+
+def test_the_highest_value_is_the_first_of_the_highest() -> None:
+    dice = torch.Generator().manual_seed(0)
+    for width in (1, 255, 256, 1000):
+        values = torch.randint(-9, 9, (50, width), generator=dice).float()
+        assert highest(values) == values.argmax(-1).tolist()
 
 
 def test_a_draw_depends_on_nothing_but_its_stream_and_step() -> None:

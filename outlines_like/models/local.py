@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Hashable, Sequence
 from contextlib import aclosing
-from functools import cache
+from functools import cache, partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from ..signatures import nearest
 from ..worker.wire import Setup
 from .base import Model
 from .boxes import SMOLLM2, smollm2
-from .nurseries import Nursery
+from .nurseries import Nursery, process
 from .parameters import LOCAL, preset
 from .pools import Counts, Pool
 from .processes import told
@@ -106,11 +106,11 @@ def transformers(
 
 
 def nursery() -> Nursery:
-    """What workers come from: one for all models, and a fresh one if it died."""
-    key = ("nursery", told())
-    if owned(key, Nursery).over:
+    """What nurseries of models are forked from: one for all, and a fresh one if it died."""
+    key, make = ("nursery", told()), partial(Nursery, process)
+    if owned(key, make).over:
         disown(key)
-    return owned(key, Nursery)
+    return owned(key, make)
 
 
 async def closed(key: Hashable) -> None:

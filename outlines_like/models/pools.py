@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from ..errors import ModelError, WorkerError
 from ..events import Burst, Bursts, Event
 from ..requests import Completion, Request
 from ..streams import Mailbox
 from ..worker.wire import News, Setup
+from .hubs import fetched
 from .notices import Notice
 from .nurseries import Nursery
 from .queues import WINDOW, Job, Queue
@@ -51,7 +54,9 @@ class Pool:
     """Worker processes of one model, started when there are rows for them, and the rows that wait."""
 
     def __init__(self, setup: Setup, nursery: Callable[[], Nursery], counts: Counts | None = None) -> None:
-        self._setup, self._nursery, self.counts = setup, nursery, counts or Counts()
+        self._setup, self._origin, self.counts = setup, nursery, counts or Counts()
+        self._nursery: Nursery | None = None
+        self._found: Setup | None = None
         self._notice = Notice(f"loading {Path(setup.path).name}")
         self._queue = Queue()
         self._workers: list[Worker] = []
@@ -72,9 +77,28 @@ class Pool:
     def _admit(self, jobs: Sequence[Job]) -> None:
         """Queue rows, and see that there are workers for them."""
         self._queue.add(jobs)
-        while len(self._seats) < min(self._setup.workers, len(self._queue)):
-            self._seats.add(asyncio.ensure_future(self._seat()))
+        self._staff()
         self._feed()
+
+    def _staff(self) -> None:
+        """See that there are workers for the rows that wait; a single one until the model is loaded."""
+        most = self._setup.workers if self._nursery and self._nursery.awake else 1
+        while len(self._seats) < min(most, len(self._queue)):
+            self._seats.add(asyncio.ensure_future(self._seat()))
+
+    async def _locate(self) -> Setup:
+        """What to load: a name on the hub becomes a folder. Meanwhile the imports begin."""
+        if self._found is None:
+            self._origin()
+            self._notice.show("fetching its files")
+            self._found = replace(self._setup, path=await fetched(self._setup.path, pickled=self._setup.pickled))
+        return self._found
+
+    def _home(self, setup: Setup) -> Nursery:
+        """Where workers come from."""
+        if self._nursery is None or self._nursery.over:
+            self._nursery = self._origin().forked(setup)
+        return self._nursery
 
     def _feed(self) -> None:
         """Hand waiting rows out."""
@@ -97,34 +121,36 @@ class Pool:
         """Keep a worker while there is work. Whatever goes wrong here, nobody is left waiting."""
         try:
             await self._keep()
+        except ModelError as error:
+            self._refuse(error)
         except Exception as error:
             self._refuse(WorkerError(f"a worker for {self._setup.path} could not be kept: {error}"))
         finally:
+            self._notice.wipe()
             self._seats.discard(asyncio.current_task())
 
     async def _keep(self) -> None:
         """Have a worker; when it dies and rows wait, have another one. One that can't start is tried again if it was killed."""
-        tries = 2
+        tries, setup = 2, await self._locate()
         while tries and self._queue:
-            worker = Worker(self._setup)
-            code = await self._lifetime(worker)
+            worker = Worker(setup)
+            code = await self._lifetime(worker, self._home(setup))
             tries = 2 if worker.ready else tries - 1 if code < 0 and not worker.refused else 0
         if not tries and not any(other.ready for other in self._workers):
             why = f"the worker for {self._setup.path} did not start ({worker.story}"
             self._refuse(worker.refused or WorkerError(why))
 
-    async def _lifetime(self, worker: Worker) -> int:
+    async def _lifetime(self, worker: Worker, nursery: Nursery) -> int:
         """Have a worker until it dies; how it ended."""
         self._workers.append(worker)
         self.counts.started += 1
         code = 0
         try:
-            worker.start(self._nursery())
+            worker.start(nursery)
             await self._attend(worker)
             self.counts.died += 1
         finally:
             self._workers.remove(worker)
-            self._notice.wipe()
             code = await worker.end()
             self._rescue(worker, code)
         return code
@@ -137,6 +163,7 @@ class Pool:
                     self._hear(worker, report)
                 elif worker.ready:
                     self._notice.wipe()
+                    self._staff()
                 else:
                     self._notice.show(worker.stage)
                 self._feed()
@@ -176,6 +203,8 @@ class Pool:
         for seat in seats:
             seat.cancel()
         await asyncio.gather(*seats, return_exceptions=True)
+        if self._nursery:
+            await self._nursery.aclose()
         self._refuse(WorkerError(f"{self._setup.path} was closed before this row was answered"))
 
 

@@ -23,10 +23,11 @@ def environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONWARNINGS", "PYTHONDEVMODE")}
     path = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")]))
     # PyTorch's threads wait for each other by spinning: where other work has a core, a step takes ten times as long.
-    # NumPy's linear algebra would start threads on import, and a nursery must have none.
-    calm = {"OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_NUM_THREADS": "1"}
+    calm = {"OMP_WAIT_POLICY": "PASSIVE"}
+    # A nursery can't be forked with threads, which NumPy's linear algebra and tokenizers start, nor once it has touched CUDA.
+    single = {"OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    return {**calm, **kept, **quiet, "PYTHONPATH": path}
+    return {**calm, **kept, **single, **quiet, "PYTHONPATH": path}
 
 
 def told() -> tuple[tuple[str, str], ...]:

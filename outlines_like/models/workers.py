@@ -70,7 +70,7 @@ class Worker:
             case Loading():
                 self.stage = report.stage
             case Refused():
-                self.refused = getattr(errors, report.kind)(report.message, hint=report.hint)
+                self.refused = report.error()
 
     def _watch(self) -> None:
         """Start anew the time in which it has to give a sign of life, if there is something for it to do."""

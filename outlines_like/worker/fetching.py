@@ -17,9 +17,7 @@ PATIENCE = 2.0  # seconds that the hub may take to say what it has
 
 
 def fetched(name: str, *, pickled: bool) -> Path:
-    """The folder of a model: ``name`` itself, or where the hub's files are. Without the hub, those that were fetched before."""
-    if Path(name).is_absolute():
-        return Path(name)
+    """The folder where the hub's files of a model are. Without the hub, those that were fetched before."""
     wanted = TEXTS + WEIGHTS + (PICKLED if pickled else [])
     try:
         folder = snapshot_download(name, allow_patterns=wanted, ignore_patterns=OTHERS, etag_timeout=PATIENCE)

@@ -14,7 +14,7 @@ from ..errors import WorkerError
 from .batches import Net
 from .cohorts import Cohorts
 from .engine import Engine, Runner
-from .fetching import checked, fetched
+from .fetching import checked
 from .linears import reorder
 from .pairs import Pair
 from .prompting import Reader
@@ -30,13 +30,10 @@ SHARE = 4  # keys and values of all workers may take one part in so many of the 
 
 def load(setup: Setup, enter: Callable[[str], None] = lambda stage: None) -> Engine:
     """The engine for a model. ``enter`` is told what is being done."""
-    torch.set_num_threads(threads(setup.workers))
     torch.set_grad_enabled(False)
     place = device(setup.device)
-    enter("fetching its files")
-    folder = checked(fetched(setup.path, pickled=setup.pickled), pickled=setup.pickled)
+    folder = checked(Path(setup.path), pickled=setup.pickled)
     enter("reading its weights")
-    # All files are there: nothing more is asked of the hub.
     safe: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
     tokenizer = AutoTokenizer.from_pretrained(folder, **safe)
     paired = AutoConfig.from_pretrained(folder, **safe).is_encoder_decoder
@@ -60,10 +57,10 @@ def runner(net: Net | Pair, room: int) -> Runner:
     return Slots(packed, room) if packed else Cohorts(net)
 
 
-def threads(workers: int) -> int:
-    """This worker's share of the processor."""
+def share(workers: int) -> None:
+    """Compute with one worker's part of the processor."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, int(os.environ.get("OMP_NUM_THREADS") or cores) // workers)
+    torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS") or cores) // workers))
 
 
 def device(name: str) -> str:

@@ -1,7 +1,10 @@
-"""A process that holds the imports and makes workers: one that is forked from it is there at once.
+"""A process that holds what workers have in common and makes them: one that is forked from it is there at once.
 
-It has no threads, since the fork of a process with threads may find a lock taken for ever. Where there are some
-nevertheless, or the system does not fork safely (macOS), a worker is a fresh process.
+One nursery holds the imports. A nursery for each model is forked from it, loads the model, and makes that model's workers,
+which so share the weights and are there without loading them.
+
+A nursery has no threads, since the fork of a process with threads may find a lock taken for ever. Where there are some
+nevertheless, or the system does not fork safely (macOS), what is made is a fresh process.
 """
 
 from __future__ import annotations
@@ -14,36 +17,57 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import chain
 
 from .wire import HATCH, ORDER, REAPED
 
 PR_SET_PDEATHSIG = 1
-Serve = Callable[[int], None]  # what a worker does: it takes the descriptor of its end of a socket
+FORKS = sys.platform == "linux"
+Serve = Callable[[int], None]  # what a child does: it takes the descriptor of its end of a socket
+Wish = tuple[bytes, int, Sequence[int]]  # what to do, for which child, and its socket and log
 
 
-def tend(control: socket.socket, serve: Serve, fresh: Sequence[str] = ()) -> None:
-    """Make and bury workers as the parent says; when it is gone, end them all.
+def wish(control: socket.socket) -> Wish | None:
+    """What the parent wants next; None when it is gone."""
+    message, descriptors, *_ = socket.recv_fds(control, ORDER.size, 2)
+    return (*ORDER.unpack(message), descriptors) if message else None
 
-    ``fresh`` is the command of a worker that is not forked, but for the descriptor.
+
+def tend(control: socket.socket, serve: Serve, fresh: Sequence[str] = (), first: Sequence[Wish] = ()) -> None:
+    """Make and bury children as the parent says; when it is gone, end them all.
+
+    ``fresh`` is the command of a child that is not forked, but for the descriptor. ``first`` is what was wished before.
     """
     children: dict[int, int] = {}
-    gc.collect()
-    gc.freeze()  # what is there already is never looked at again, so that its pages stay shared
+    settle()
     control.sendall(REAPED.pack(0, 0))
-    while (message := socket.recv_fds(control, ORDER.size, 2))[0]:
-        kind, ticket = ORDER.unpack(message[0])
+    for kind, ticket, descriptors in chain(first, iter(lambda: wish(control), None)):
         if kind == HATCH:
-            children[ticket] = hatched(control, message[1], serve, fresh)
+            children[ticket] = hatched(control, descriptors, serve, fresh)
         else:
             control.sendall(REAPED.pack(ticket, reaped(children.pop(ticket))))
     for child in children.values():
         reaped(child)
 
 
+def settle() -> None:
+    """Give memory back that a start took, and let nobody look for garbage among what stays, so that its pages stay shared."""
+    gc.collect()
+    gc.freeze()
+    with suppress(AttributeError):  # other systems than Linux have no such function
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def forkable() -> bool:
+    """Whether the fork of this process is safe."""
+    return FORKS and len(os.listdir("/proc/self/task")) == 1
+
+
 def hatched(control: socket.socket, descriptors: Sequence[int], serve: Serve, fresh: Sequence[str]) -> int:
-    """The process number of a new worker, whose socket and log are given."""
+    """The process number of a new child, whose socket and log are given."""
     wire, log = descriptors
-    again = not (sys.platform == "linux" and len(os.listdir("/proc/self/task")) == 1)
+    again = not forkable()
     here = os.getpid()
     child = os.fork()
     if not child:
@@ -55,7 +79,7 @@ def hatched(control: socket.socket, descriptors: Sequence[int], serve: Serve, fr
 
 
 def born(wire: int, log: int, parent: int, serve: Serve, fresh: Sequence[str]) -> None:
-    """Be a worker until the end."""
+    """Be a child until the end."""
     code = 1
     try:
         for stream in (1, 2):
@@ -76,7 +100,7 @@ def born(wire: int, log: int, parent: int, serve: Serve, fresh: Sequence[str]) -
 
 
 def reaped(child: int) -> int:
-    """How a worker ended; one that has not is killed."""
+    """How a child ended; one that has not is killed."""
     os.kill(child, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 

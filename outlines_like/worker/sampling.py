@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
+from functools import cache
+from hashlib import blake2b, shake_128
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-BLOCK = 256  # tokens whose chances are summed up before a draw looks at single ones
+BLOCK = 256  # values of which the highest is looked for at once
+PART = 16  # rows that are drawn for at once: what that takes stays in the processor's cache
+TABLE = 2**20  # random integers of a table, several times a vocabulary
 HEAD = 1024  # tokens looked at first when a nucleus is cut: sorting a whole vocabulary takes far longer
 
 
@@ -34,11 +37,10 @@ class Draw:
     stream: bytes
     step: int
 
-    @property
-    def uniform(self) -> float:
-        """The stream's number at this place, in [0, 1). It depends on nothing else, so company never matters."""
-        digest = blake2b(self.step.to_bytes(8, "big"), key=self.stream, digest_size=8).digest()
-        return (int.from_bytes(digest, "big") >> 11) / 2**53
+    def places(self, span: int) -> tuple[int, int]:
+        """Two numbers below ``span``. They depend on nothing but stream and step, so company never matters."""
+        digest = blake2b(self.step.to_bytes(8, "big"), key=self.stream, digest_size=16).digest()
+        return int.from_bytes(digest[:8], "big") % span, int.from_bytes(digest[8:], "big") % span
 
 
 def choose(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
@@ -59,30 +61,51 @@ def _rows(draws: Sequence[Draw], *, warm: bool) -> list[int]:
 
 def likeliest(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     """The best token for each row."""
-    tokens: list[int] = logits.argmax(-1).tolist()
-    return tokens
+    return highest(logits)
 
 
 def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     """Draw a token for each row."""
-    return invert(probabilities(logits, [draw.taste for draw in draws]), [draw.uniform for draw in draws])
+    chances = probabilities(logits, [draw.taste for draw in draws])
+    parts = range(0, len(draws), PART)
+    return [token for k in parts for token in first(chances[k : k + PART], draws[k : k + PART])]
 
 
-def invert(chances: Tensor, uniforms: Sequence[float]) -> list[int]:
-    """Where each row's cumulated chances pass its uniform number: first the block, then the place in it.
+def first(chances: Tensor, draws: Sequence[Draw]) -> list[int]:
+    """Which token arrives first, where each comes after an exponential time with its chance as rate.
 
-    Exact, and several times faster than cumulating a whole vocabulary or ``torch.multinomial``.
+    As every token has a number of its own, a chance that is rounded otherwise tips a draw only where two arrive together.
+    (Chances summed up and inverted are tipped a thousand times as often: all tokens that follow the rounded one move.)
     """
-    blocks = pad(chances, (0, -chances.shape[-1] % BLOCK)).reshape(len(chances), -1, BLOCK)
-    ends = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
-    point = _column(ends, uniforms) * ends[:, -1:]
-    block = torch.searchsorted(ends, point, right=True).clamp_(max=ends.shape[-1] - 1)
-    before = pad(ends, (1, 0)).gather(-1, block)
-    inner = blocks[torch.arange(len(blocks)), block[:, 0]].double().cumsum(-1)
-    # Sums by blocks and by single tokens round apart: the place is never past the block's last token with a chance.
-    within = torch.minimum(point - before, inner[:, -1:] * (1 - 2**-52))
-    places: list[int] = (block * BLOCK + torch.searchsorted(inner, within, right=True))[:, 0].tolist()
-    return [min(place, chances.shape[-1] - 1) for place in places]
+    lateness = numbers(draws, chances.shape[-1]).to(chances.dtype).mul_(-(2.0**-31)).log1p_().div_(chances)
+    return highest(lateness)  # logarithms are negative here, so the highest one is the first to arrive
+
+
+def highest(values: Tensor) -> list[int]:
+    """Where each row is highest: first the block, then the place in it, which is twice as fast as looking for both at once."""
+    blocks = pad(values, (0, -values.shape[-1] % BLOCK), value=float("-inf")).reshape(len(values), -1, BLOCK)
+    block = blocks.amax(-1).argmax(-1)
+    within = blocks[torch.arange(len(blocks)), block].argmax(-1)
+    places: list[int] = (block * BLOCK + within).tolist()
+    return places
+
+
+def numbers(draws: Sequence[Draw], count: int) -> Tensor:
+    """For each draw ``count`` random integers from 1 to 2 ** 31 - 1: pieces of the tables at the draw's places, combined."""
+    left, right = tables()
+    found = torch.empty(len(draws), count, dtype=torch.int32)
+    for row, draw in zip(found, draws, strict=True):
+        a, b = draw.places(TABLE - count)
+        torch.bitwise_xor(left[a : a + count], right[b : b + count], out=row)
+    return found
+
+
+@cache
+def tables() -> tuple[Tensor, Tensor]:
+    """Random integers that are not negative, even ones and odd ones: the same everywhere and always."""
+    digest = bytearray(shake_128(b"outlines_like").digest(8 * TABLE))
+    left, right = torch.frombuffer(digest, dtype=torch.int32).bitwise_and_(2**31 - 2).chunk(2)
+    return left, right + 1
 
 
 def probabilities(logits: Tensor, tastes: Sequence[Taste]) -> Tensor:

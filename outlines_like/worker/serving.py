@@ -1,8 +1,7 @@
-"""A worker's life: load what the parent names, then answer rows until it is gone."""
+"""A worker's life: answer rows of the model that the parent names until it is gone. And that of a model's nursery."""
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import socket
@@ -11,15 +10,18 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from ..errors import ModelError
+from .nursery import forkable, settle, tend, wish
 from .wire import LENGTH, PULSE, Cancel, Loading, Order, Ready, Refused, Report, Rows, Setup, ask_of, frame, order_of
 
 if TYPE_CHECKING:
     from .engine import Engine
+
+FRESH = [sys.executable, "-P", "-m", "outlines_like.worker"]
 
 
 class Link:
@@ -31,7 +33,16 @@ class Link:
         self._orders: SimpleQueue[Order] = SimpleQueue()
         self._told = 0.0
         self.stage = ""
+
+    def listen(self) -> Self:
+        """Take in orders from now on."""
         threading.Thread(target=self._listen, daemon=True).start()
+        return self
+
+    def close(self) -> None:
+        """Leave the socket to whoever else has it."""
+        self._stream.close()
+        self._socket.close()
 
     def _listen(self) -> None:
         """Queue what the parent says; where it is gone, end at once."""
@@ -82,14 +93,51 @@ class Link:
         self.stage = stage
 
 
+def rear(descriptor: int) -> None:
+    """Make workers of one model, which is loaded before the first one where that one can be forked."""
+    control = socket.socket(fileno=descriptor)
+    setup = received(control)
+    if not (forkable() and on_cpu(setup)):
+        return tend(control, serve, [*FRESH, "serve"])
+    first = wish(control)
+    assert first
+    link = Link(os.dup(first[2][0]))  # the first worker's, as nobody else is there to say how far the loading is
+    engine = loaded(link, setup)
+    link.close()
+    tend(control, lambda wire: answer(engine, setup, Link(wire).listen()), [*FRESH, "serve"], [first])
+
+
+def received(control: socket.socket) -> Setup:
+    """What a nursery is to load."""
+    (length,) = LENGTH.unpack(control.recv(LENGTH.size, socket.MSG_WAITALL))
+    setup = order_of(control.recv(length, socket.MSG_WAITALL))
+    assert isinstance(setup, Setup)
+    return setup
+
+
+def on_cpu(setup: Setup) -> bool:
+    """Whether a model runs on the processor, so that it survives a fork."""
+    from .loading import devices
+
+    return setup.device == "cpu" or (setup.device == "auto" and devices()[0] == "cpu")
+
+
 def serve(descriptor: int) -> None:
     """Load the model that the parent names, then answer for ever."""
-    link = Link(descriptor)
+    link = Link(descriptor).listen()
     setup = link.wait()
     assert isinstance(setup, Setup)
-    with link.loading():
-        engine = loaded(link, setup)
+    engine = loaded(link, setup)
     settle()
+    answer(engine, setup, link)
+
+
+def answer(engine: Engine, setup: Setup, link: Link) -> None:
+    """Answer for ever."""
+    from .loading import share
+
+    share(setup.workers)
+    gc.enable()
     link.send(Ready(os.getpid()))
     while True:
         while engine.idle or link.pending():
@@ -101,21 +149,14 @@ def serve(descriptor: int) -> None:
 
 def loaded(link: Link, setup: Setup) -> Engine:
     """The engine for a model. Where it is known why there is none, the parent is told."""
-    from .loading import load  # it imports torch, which may take seconds; the socket is watched meanwhile
-
     try:
-        return load(setup, link.enter)
+        with link.loading():
+            from .loading import load  # it imports torch, which may take seconds
+
+            return load(setup, link.enter)
     except ModelError as error:
-        link.send(Refused(type(error).__name__, str(error.args[0]), error.hint))
+        link.send(Refused.by(error))
         sys.exit(1)
-
-
-def settle() -> None:
-    """Give memory back that loading took, and let nobody look for garbage among what stays."""
-    gc.collect()
-    gc.freeze()
-    with suppress(AttributeError):  # other systems than Linux have no such function
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def obey(engine: Engine, order: Order) -> None:

@@ -6,10 +6,12 @@ Nothing but plain data crosses, so no answer, however odd, can break the other s
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
+from .. import errors
+from ..errors import ModelError
 from ..requests import Completion, Message
 
 LENGTH = struct.Struct("!Q")
@@ -71,6 +73,16 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     message: str
     hint: str = ""
 
+    @classmethod
+    def by(cls, error: ModelError) -> Self:
+        """What ``error`` says, as it travels."""
+        return cls(type(error).__name__, str(error.args[0]), error.hint)
+
+    def error(self) -> ModelError:
+        """What arrived, as an error."""
+        found: ModelError = getattr(errors, self.kind)(self.message, hint=self.hint)
+        return found
+
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The model is loaded, in the process of that number."""
@@ -105,6 +117,7 @@ Order = Setup | Rows | Cancel
 Report = Loading | Refused | Ready | News
 order_of = msgspec.msgpack.Decoder(Order).decode
 report_of = msgspec.msgpack.Decoder(Report).decode
+folder_of = msgspec.msgpack.Decoder(str | Refused).decode
 ask_of = msgspec.msgpack.Decoder(Ask).decode
 pack = msgspec.msgpack.Encoder().encode
 
