@@ -369,15 +369,15 @@ def test_a_closed_model_has_no_process_and_begins_anew_with_the_next_call(folder
 
 
 def test_nurseries_have_one_thread_and_a_worker_that_dies_is_replaced_by_a_fork_of_its_models(folder: Path) -> None:
-    model = ol.models.transformers(folder, max_tokens=3, temperature=0)
+    model = ol.models.transformers(folder, max_tokens=3, temperature=0, timeout=77)
     with ol.cache.disabled():
         first = model("the cat")
-        worker = workers_of(folder, 1)[0]
+        worker = workers_of(folder, 1, timeout=77)[0]
         loaded, imported = worker.parents()[:2]
         assert [nursery.num_threads() for nursery in (loaded, imported)] == [1, 1]
         worker.kill()
         assert model("the cat") == first
-    assert workers_of(folder, 1)[0].parents()[:2] == [loaded, imported]
+    assert workers_of(folder, 1, timeout=77)[0].parents()[:2] == [loaded, imported]
 
 
 def test_workers_of_a_model_share_its_weights_and_models_share_the_imports(folder: Path) -> None:
@@ -394,16 +394,17 @@ def test_workers_of_a_model_share_its_weights_and_models_share_the_imports(folde
     assert imported == first[1]
 
 
-def workers_of(folder: Path, workers: int) -> list[psutil.Process]:
+def workers_of(folder: Path, workers: int, **settings: float) -> list[psutil.Process]:
     """The processes that answer for a model."""
-    held = [worker for pool in pools_of(folder, workers) for worker in pool._workers]
+    held = [worker for pool in pools_of(folder, workers, **settings) for worker in pool._workers]
     return [psutil.Process(worker.pid) for worker in held if worker.ready]
 
 
-def pools_of(folder: Path, workers: int) -> list[Pool]:
-    """The pools of a model."""
+def pools_of(folder: Path, workers: int, **settings: float) -> list[Pool]:
+    """The pools of a model with these settings, and any others."""
+    wanted = {"path": str(folder.resolve()), "workers": workers, **settings}
     pools = [it for it in bridge.home().owned.values() if isinstance(it, Pool)]
-    return [it for it in pools if (it._setup.path, it._setup.workers) == (str(folder.resolve()), workers)]
+    return [it for it in pools if all(getattr(it._setup, name) == value for name, value in wanted.items())]
 
 
 def kill_workers(folder: Path) -> None:
