@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from copy import copy
@@ -26,6 +27,7 @@ from .workers import Worker
 
 FOLLOWERS = 8  # rows that follow a beginning they share to the worker that has read it, even if others have less to do
 DOUBTS = 3  # times that a row may have been killed by somebody outside while it ran alone
+RECENT = 20  # deaths that are remembered
 NUMBERS = count()
 
 
@@ -57,6 +59,7 @@ class Pool:
         self._setup, self._origin, self.counts = setup, nursery, counts or Counts()
         self._nursery: Nursery | None = None
         self._found: Setup | None = None
+        self._deaths: deque[set[int]] = deque(maxlen=RECENT)
         self._notice = Notice(f"loading {Path(setup.path).name}")
         self._queue = Queue()
         self._workers: list[Worker] = []
@@ -180,14 +183,18 @@ class Pool:
     def _rescue(self, worker: Worker, code: int) -> None:
         """Queue the rows of a dead worker again; one that was alone with it, not for the first time, is to blame.
 
-        What was killed may have been killed by somebody outside, again and again, so that is believed late.
+        What was killed may have been killed by somebody outside, again and again, so that is believed late; the later, the
+        more workers have died of no row.
         """
         jobs = list(worker.jobs.values())
-        outside = code == -signal.SIGKILL and not worker.hung
+        death = set(worker.jobs)
+        self._deaths.append(death)
         for job in jobs:
-            job.deaths += 1
+            job.deaths.append(death)
             job.lonely += len(jobs) == 1
-        if len(jobs) == 1 and jobs[0].deaths > 1 and jobs[0].lonely > (DOUBTS if outside else 0):
+        outside = code == -signal.SIGKILL and not worker.hung
+        doubts = DOUBTS * outside + sum(not death for death in self._deaths)
+        if len(jobs) == 1 and len(jobs[0].deaths) > 1 and jobs[0].lonely > doubts:
             jobs[0].fail(WorkerError(f"this row killed every worker that held it (the last one: {worker.story}"))
         else:
             self._queue.again(jobs)

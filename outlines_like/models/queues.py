@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import msgspec
@@ -22,21 +22,24 @@ MARKS = (64, 256, 1024, 4096, 16384)  # letters at the beginning of a prompt tha
 
 @dataclass(eq=False)
 class Job:
-    """One row of one call: where its events go, and how many workers died while they held it, or held it alone."""
+    """One row of one call: where its events go, and which workers died while they held it, or held it alone.
+
+    A death is the set of the rows that may have been its cause: once they are all answered, none of them was.
+    """
 
     id: int
     call: int
     row: int
     request: Request
     mailbox: Mailbox
-    deaths: int = 0
+    deaths: list[set[int]] = field(default_factory=list)
     lonely: int = 0
     shown: str = ""
 
     @property
     def company(self) -> int:
         """How many rows its worker may hold. Whoever may have killed two workers has to run alone."""
-        return COMPANY[self.deaths] if self.deaths < len(COMPANY) else 1
+        return COMPANY[len(self.deaths)] if len(self.deaths) < len(COMPANY) else 1
 
     @cached_property
     def marks(self) -> tuple[int, ...]:
@@ -60,6 +63,9 @@ class Job:
         if not done and not completion.text.startswith(self.shown):
             return None
         self.shown = completion.text
+        if done:
+            for death in self.deaths:
+                death.discard(self.id)
         return Event(self.row, completion, done)
 
 
