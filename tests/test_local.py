@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -12,18 +13,25 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import torch
 
 import outlines_like as ol
 from outlines_like import bridge
 from outlines_like.errors import BadRequestError, NotFoundError, WorkerError
 from outlines_like.models import boxes, local
 from outlines_like.models.pools import Pool
+from outlines_like.models.workers import Worker
+from outlines_like.streams import SLACK, Mailbox
 
 from .models_for_tests import byte_level, many_prompts, saved, tiny
 
@@ -243,6 +251,58 @@ def test_a_stream_grows_to_the_answer(smollm2: ol.models.Model) -> None:
     assert [done for _, _, done in seen] == [False] * (len(seen) - 1) + [True]
 
 
+def test_a_reader_that_stops_reading_holds_nobody_up_and_a_stream_that_is_closed_lets_its_rows_go(folder: Path) -> None:
+    model = ol.models.transformers(folder, dtype="float64", max_tokens=100, temperature=1, timeout=97)
+    prompts = [f"the cat {number}" for number in range(64)]
+    with ol.cache.disabled():
+        want = model("a dog")
+        (worker,) = (it for pool in pools_of(folder, 1) if pool.counts is model.counts for it in pool._workers)
+        reading = iter(stream := model.stream(prompts))
+        seen = [next(reading)]
+        while worker.jobs:
+            assert model("a dog") == want
+        unread = max(box.unread for box in gc.get_objects() if isinstance(box, Mailbox))
+        assert len(prompts) <= unread <= SLACK + 2 * len(prompts) < model.counts.written
+        seen += reading
+        assert sorted(index for index, _, done in seen if done) == sorted({index for index, _, _ in seen})
+        stream = model.stream(prompts)
+        reading = iter(stream)
+        next(reading)
+        assert worker.jobs
+        stream.close()
+        assert gone(worker, seconds=1)
+        assert model("a dog") == want
+
+
+def gone(worker: Worker, seconds: float) -> bool:
+    """Whether a worker has no rows after that time."""
+    end = time.monotonic() + seconds
+    while worker.jobs and time.monotonic() < end:
+        time.sleep(0.001)
+    return not worker.jobs
+
+
+def test_eight_threads_of_fifty_calls_get_the_answers_that_one_call_gets(folder: Path) -> None:
+    """H23: a tokenizer is never used by two threads at once, and lengths change nothing."""
+    model = ol.models.transformers(folder, dtype="float64", max_tokens=2, temperature=0)
+    prompts = [f"{'the cat sat ' * (number % 9)}{number}" for number in range(400)]
+    with ol.cache.disabled(), ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(model, prompts)) == list(model(prompts))
+
+
+def test_workers_stem_from_a_fresh_process_whatever_torch_has_done_in_this_one(folder: Path) -> None:
+    """H21: what is forked never had a GPU or threads."""
+    place = "cuda" if torch.cuda.is_available() else "cpu"
+    assert float((torch.ones(300, 300, device=place) @ torch.ones(300, 300, device=place)).sum()) == 300**3
+    model = ol.models.transformers(folder, max_tokens=3, timeout=96)
+    with ol.cache.disabled():
+        model("the cat")
+    (worker,) = (it for pool in pools_of(folder, 1) if pool.counts is model.counts for it in pool._workers)
+    forked, fresh = psutil.Process(worker.pid).parents()[:2]
+    assert [process.cmdline()[2:5] for process in (forked, fresh)] == [["-m", "outlines_like.worker", "nursery"]] * 2
+    assert fresh.ppid() == os.getpid()
+
+
 def test_threads_may_share_a_model(smollm2: ol.models.Model) -> None:
     prompts = [f"Say {'very ' * number}hello." for number in range(8)]
     ask = ol.vectorize(lambda prompt: smollm2(prompt, temperature=0, max_tokens=2))
@@ -336,6 +396,40 @@ def test_a_killed_worker_costs_nothing_but_time(folder: Path) -> None:
             if len(seen) == 10:
                 kill_workers(folder)
         assert [text for _, text, done in sorted(seen) if done] == list(want)
+
+
+@pytest.mark.parametrize(("path", "kills"), [("tiny", 5), pytest.param("smollm2-135m", 200, marks=pytest.mark.long)])
+def test_under_random_kills_of_real_workers_every_answer_is_right(path: str, kills: int, folder: Path) -> None:
+    settings: dict[str, Any] = {"workers": 2, "dtype": "float64", "raw": True, "max_tokens": 4}
+    model = ol.models.transformers(folder if path == "tiny" else path, **settings)
+    ask = partial(model, sorted(many_prompts(), key=len)[:32], temperature=[0, 1] * 16)
+    over = threading.Event()
+    with ol.cache.disabled(), ThreadPoolExecutor() as threads, model:
+        want = ask().tolist()
+        (pool,) = (it for it in bridge.home().owned.values() if isinstance(it, Pool) and it.counts is model.counts)
+        killing = threads.submit(kill_at_random, pool, kills, over)
+        try:
+            while not killing.done():
+                assert ask().tolist() == want
+        finally:
+            over.set()
+        assert killing.result() == kills
+
+
+def kill_at_random(pool: Pool, kills: int, over: threading.Event) -> int:
+    """Kill a busy worker now and then: a random time after a random number of tokens were written; how many died."""
+    dice, counts = random.Random(kills), pool.counts
+    began = counts.died
+    while counts.died < began + kills and not over.is_set():
+        before, enough = counts.died, counts.written + dice.randrange(24)
+        while counts.written < enough and not over.is_set():
+            time.sleep(0.001)
+        time.sleep(dice.expovariate(20))
+        if busy := [worker.pid for worker in list(pool._workers) if worker.ready and worker.jobs]:
+            os.kill(dice.choice(busy), signal.SIGKILL)
+            while counts.died == before and not over.is_set():  # a dead one must not be killed again
+                time.sleep(0.001)
+    return counts.died - began
 
 
 def test_one_worker_or_two_the_answers_are_the_same_and_what_prompts_share_is_read_once_a_worker(folder: Path) -> None:

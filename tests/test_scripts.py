@@ -22,9 +22,10 @@ def run(code, *, expect=0):
     return ended.stdout
 
 
-def started(code):
+def started(code, **settings):
     """A script that has printed its first line."""
-    script = subprocess.Popen([*STRICT, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    script = subprocess.Popen([*STRICT, "-c", code], **pipes, **settings)
     assert script.stdout.readline()
     return script
 
@@ -102,10 +103,10 @@ except KeyboardInterrupt:
 
 def test_ctrl_c_leaves_no_worker(smollm2):
     """The worker of an interrupted script is gone with it."""
-    script = started(LOCAL)
+    script = started(LOCAL, start_new_session=True)
     workers = psutil.Process(script.pid).children(recursive=True)
     assert workers
-    script.send_signal(signal.SIGINT)
+    os.killpg(script.pid, signal.SIGINT)  # as a terminal sends it
     _, said = script.communicate(timeout=30)
     assert (script.returncode, said) == (130, "")
     assert not psutil.wait_procs(workers, timeout=10)[1]
