@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -123,7 +124,56 @@ class Unspeakable(Exception):
         raise TypeError("never")
 
 
+class Looping(Exception):
+    """Is its own cause and its own argument."""
+
+    def __init__(self) -> None:
+        super().__init__(self)
+        self.__cause__ = self
+
+
+class Nameless(Exception):
+    """Has neither a name nor a representation."""
+
+    def __repr__(self) -> str:
+        raise RecursionError("no end")
+
+    __str__ = __repr__
+
+
+Nameless.__name__ = Nameless.__qualname__ = ""
+
+
+def chained(length: int) -> Exception:
+    """The last one of a long chain of errors."""
+    error = Exception("the first")
+    for number in range(length):
+        later = Exception(f"link {number}")
+        later.__cause__, error = error, later
+    return error
+
+
 AWKWARD = [
+    Looping(),
+    Nameless(),
+    chained(3000),
+    ExceptionGroup("deep", [ExceptionGroup("deeper", [ExceptionGroup("deepest", [ValueError(1)] * 500)])]),
+    ValueError(b"\xff" * 100_000_000),
+    ValueError("x" * 100_000_000),
+    SyntaxError("no", ("file", 1, 2, "text", 3, 4)),
+    SyntaxError(None),
+    OSError(),
+    OSError(2, "no such file", Path("a"), None, Path("b")),
+    UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogate"),
+    ImportError("no", name="torch", path="/"),
+    KeyError(),
+    KeyError("\0\x1b[31m"),
+    AttributeError("no", name="x", obj=lambda: 0),
+    StopAsyncIteration(),
+    ArithmeticError(threading.Lock()),
+    LookupError(x for x in ()),
+    TimeoutError(object()),
+    type("A" * 100_000, (Exception,), {})("long name"),
     Unspeakable(needed=1),
     KeyError(lambda: 0),
     RecursionError("deep"),
@@ -147,11 +197,12 @@ def test_whatever_a_row_provokes_crosses_as_plain_data_and_costs_only_that_row(m
         real(ask)
 
     monkeypatch.setattr(engine, "_open", opened)
-    engine.take([Ask(n, "odd" if n < len(AWKWARD) else "the", {"max_tokens": 2}, str(n), False) for n in range(12)])
+    engine.take([Ask(n, "odd" if n < len(AWKWARD) else "the", {"max_tokens": 2}, str(n), False) for n in range(32)])
     news = drain(engine)
+    assert len(AWKWARD) == 30
     assert [fault.id for fault in news.faults] == list(range(len(AWKWARD)))
     assert all(fault.kind == WorkerError.__name__ and 0 < len(fault.message) <= 2000 for fault in news.faults)
-    assert {answer.id for answer in news.answers} == {10, 11}
+    assert {answer.id for answer in news.answers} == {30, 31}
 
 
 def test_a_call_of_one_row_is_next_however_many_rows_another_has(monkeypatch: pytest.MonkeyPatch) -> None:
