@@ -180,7 +180,7 @@ def test_the_report_says_what_the_server_saw(replay: Replay, hasty: None, size: 
         return replace(step, data=step.data.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
 
     url = replay.play(f"report-{size}-{watched}", answer)
-    model = model_at(url, concurrency=64, timeout=0.6 if size < 1000 else 1.0, max_tokens=9)
+    model = model_at(url, concurrency=64, timeout=0.6 if size < 1000 else 2.0, max_tokens=9)
     rows = [f"p{i}" for i in range(size)]
     assert (model.stream(rows) | ol.collect if watched else model(rows)).tolist() == ["pong"] * size
     counts = model.counts
