@@ -54,7 +54,7 @@ def busy_server():
 
 def show(url, name):
     """What a map over a server looks like."""
-    model = ol.models.openai(name, base_url=url, concurrency=(8, 32), timeout=60)
+    model = ol.models.openai(name, base_url=url, concurrency=(8, 32), timeout=60, retries=8)
 
     words = [f"word {i}" for i in range(200)]
     answers = model(words)
